@@ -1,0 +1,51 @@
+# The two commands are `make rehearse` and `make test`; each sets up what it needs by itself.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# More arguments for ansible-playbook, for example: make rehearse ARGS="--tags edge --limit gw1"
+ARGS ?=
+
+.PHONY: help setup rehearse rehearse-down test test-slow lint sanity unit package e2e molecule bench lock
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: ## Debian packages and .venv (done by the other targets)
+	@rehearsal/setup
+
+rehearse: setup ## the main job: fleet, site.yml, a chat through the edge, the summary
+	@$(PYTHON) -m rehearsal run -- $(ARGS)
+
+rehearse-down: setup ## remove all that `make rehearse` made
+	@$(PYTHON) -m rehearsal down
+
+test: lint sanity unit package e2e ## lint, sanity, unit tests, package, then the rehearsal with its assertions
+
+test-slow: molecule ## what takes longer: a molecule scenario for each role
+
+lint: setup ## yamllint, ansible-lint, ruff, mypy
+	@tests/run/lint
+
+sanity: setup ## ansible-test sanity, no ignore file
+	@tests/run/sanity
+
+unit: setup ## unit tests
+	@tests/run/unit
+
+package: setup ## the tarball, built, installed elsewhere and tried
+	@tests/run/package
+
+e2e: setup ## the rehearsal on a fleet of its own, twice, with faults under load
+	@tests/run/e2e
+
+molecule: setup ## each role alone
+	@tests/run/molecule
+
+bench: setup ## figures: streaming through the edge, decisions, the stand-in engine
+	@tests/run/bench
+
+lock: setup ## resolve requirements/development.in to development.txt with hashes (needs uv on PATH)
+	uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+	  --quiet --output-file requirements/development.txt requirements/development.in

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fleet: one container with systemd for each host of the inventory, on a network of its own, reached over SSH."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rehearsal import images
+from rehearsal.checkout import Checkout, RehearsalError, locked, read_json, say, warn, write_atomically
+from rehearsal.podman import execute, podman, podman_json
+
+LABEL = "ringmaster.rehearsal"
+HOST_LABEL = "ringmaster.host"
+IMAGE_LABEL = "ringmaster.image"
+# A /22 holds a fleet of a thousand hosts; the first ten addresses stay free for the machine and for virtual addresses.
+PREFIX_LENGTH = 22
+FIRST_HOST = 11
+START_SECONDS = 60
+NETWORK_LOCK = Path("/run/lock/ringmaster-rehearsal-network.lock")
+SECRETS = ("vllm_api_key", "edge_api_key")
+# The machine's process may be denied CAP_SYS_RESOURCE: a limit over its own could not be set then.
+LIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=4000:4000")
+
+
+def inventory_hosts(checkout: Checkout) -> dict[str, str]:
+    """Host → name of its image, for every host of the inventory."""
+    finished = subprocess.run(
+        ["ansible-inventory", "--inventory", str(checkout.inventory), "--list"],
+        capture_output=True,
+        text=True,
+        env=checkout.environment,
+        check=False,
+    )
+    if finished.returncode != 0:
+        raise RehearsalError(f"the inventory {checkout.inventory} can't be read: {finished.stderr.strip()}")
+    variables: dict[str, dict[str, Any]] = json.loads(finished.stdout)["_meta"]["hostvars"]
+    if not variables:
+        raise RehearsalError(f"expected hosts in {checkout.inventory}, found none; to do: list them in its hosts.yml")
+    without = sorted(host for host, values in variables.items() if not values.get("rehearsal_image"))
+    if without:
+        raise RehearsalError(
+            f"expected rehearsal_image for every host, found none for {', '.join(without)}; to do: set it in {checkout.inventory}"
+        )
+    return {host: str(values["rehearsal_image"]) for host, values in sorted(variables.items())}
+
+
+def up(checkout: Checkout) -> dict[str, str]:
+    """Start the fleet, or repair it: after this each host of the inventory answers over SSH. Gives host → address."""
+    wanted = inventory_hosts(checkout)
+    _ensure_key(checkout)
+    _ensure_secrets(checkout)
+    references = images.ensure(wanted.values())
+    network = _ensure_network(checkout)
+    addresses = _allocate(checkout, network, wanted)
+    present = _containers(checkout)
+    for host in sorted(set(present) - set(wanted)):
+        say(f"removing {host}, which the inventory no longer lists")
+        podman("rm", "--force", "--volumes", checkout.container(host))
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(
+            pool.map(
+                lambda host: _start(checkout, host, references[wanted[host]], addresses[host], present.get(host)), wanted
+            )
+        )
+        list(pool.map(lambda host: _wait_for_systemd(checkout, host), wanted))
+    _ensure_way_out(checkout, network, wanted)
+    _write_known_hosts(checkout, addresses)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(pool.map(lambda host: _wait_for_ssh(checkout, host, addresses[host]), wanted))
+    return addresses
+
+
+def down(checkout: Checkout) -> None:
+    """Remove all that rehearsals of this checkout made: containers, network, unused images, keys, secrets, state."""
+    removed = 0
+    for host in _containers(checkout):
+        podman("rm", "--force", "--volumes", "--time", "0", checkout.container(host))
+        removed += 1
+    if _network(checkout):
+        podman("network", "rm", "--force", checkout.network)
+    gone = images.remove_unused()
+    for path in checkout.state.glob("*"):
+        # The locks stay until the folder goes: this command holds one of them.
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    say(f"removed {removed} hosts, their network, keys and state, and {len(gone)} images that nothing else uses")
+
+
+def ssh_command(checkout: Checkout, address: str) -> list[str]:
+    """The ssh command line that reaches a host of the fleet."""
+    options = [
+        "BatchMode=yes",
+        "ConnectTimeout=5",
+        "IdentitiesOnly=yes",
+        "StrictHostKeyChecking=yes",
+        f"UserKnownHostsFile={checkout.known_hosts}",
+    ]
+    flags = [flag for option in options for flag in ("-o", option)]
+    return ["ssh", *flags, "-i", str(checkout.private_key), f"deploy@{address}"]
+
+
+def addresses(checkout: Checkout) -> dict[str, str]:
+    """Host → address of a fleet that was started. Raises RehearsalError when none was."""
+    state = read_json(checkout.state / "state.json")
+    if not state:
+        raise RehearsalError("expected a running fleet, found none; to do: make rehearse")
+    hosts: dict[str, str] = state["hosts"]
+    return hosts
+
+
+def _ensure_key(checkout: Checkout) -> None:
+    if not checkout.private_key.exists():
+        checkout.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", checkout.network, "-f", str(checkout.private_key)],
+            check=True,
+        )
+
+
+def _ensure_secrets(checkout: Checkout) -> None:
+    for name in SECRETS:
+        path = checkout.state / "secrets" / name
+        if not path.exists() or not path.read_text().strip():
+            write_atomically(path, secrets.token_urlsafe(32))
+
+
+def _network(checkout: Checkout) -> dict[str, Any] | None:
+    for network in podman_json("network", "ls"):
+        if network["name"] == checkout.network:
+            found: dict[str, Any] = network
+            return found
+    return None
+
+
+def _ensure_network(checkout: Checkout) -> ipaddress.IPv4Network:
+    # Two checkouts that choose at the same moment would choose the same free addresses.
+    with locked(NETWORK_LOCK, "another checkout that creates its network"):
+        found = _network(checkout)
+        if found is not None:
+            return ipaddress.IPv4Network(found["subnets"][0]["subnet"])
+        subnet = _free_subnet(checkout)
+        say(f"creating the network {checkout.network} with {subnet}")
+        # No resolver of podman's own: hosts use the machine's, and one process less can die.
+        podman("network", "create", "--disable-dns", "--subnet", str(subnet), checkout.network)
+        return subnet
+
+
+def _free_subnet(checkout: Checkout) -> ipaddress.IPv4Network:
+    taken = [
+        ipaddress.ip_network(subnet["subnet"]) for network in podman_json("network", "ls") for subnet in network["subnets"]
+    ]
+    routes = subprocess.run(["ip", "-json", "-4", "route"], capture_output=True, text=True, check=True).stdout
+    taken += [ipaddress.ip_network(route["dst"]) for route in json.loads(routes) if route["dst"] != "default"]
+    choices = list(ipaddress.ip_network("10.128.0.0/9").subnets(new_prefix=PREFIX_LENGTH))
+    first = int(checkout.identity, 16) % len(choices)
+    for choice in choices[first:] + choices[:first]:
+        if not any(choice.overlaps(other) for other in taken if other.version == 4):
+            assert isinstance(choice, ipaddress.IPv4Network)
+            return choice
+    raise RehearsalError(f"expected a free /{PREFIX_LENGTH} in 10.128.0.0/9, found none; to do: remove unused podman networks")
+
+
+def _allocate(checkout: Checkout, network: ipaddress.IPv4Network, hosts: Iterable[str]) -> dict[str, str]:
+    """Give every host an address, and each host that had one keeps it, whatever was added to the list since."""
+    former: dict[str, str] = (read_json(checkout.state / "state.json") or {}).get("hosts", {})
+    kept = {host: former[host] for host in hosts if host in former and ipaddress.IPv4Address(former[host]) in network}
+    used = set(kept.values())
+    free = (str(network[index]) for index in range(FIRST_HOST, network.num_addresses - 1))
+    allocated = {host: kept.get(host) or next(address for address in free if address not in used) for host in hosts}
+    write_atomically(checkout.state / "state.json", json.dumps({"subnet": str(network), "hosts": allocated}, indent=1))
+    return allocated
+
+
+def _containers(checkout: Checkout) -> dict[str, dict[str, Any]]:
+    """Host → podman's description, for every container of this checkout, whatever its state."""
+    listed = podman_json("ps", "--all", "--filter", f"label={LABEL}={checkout.identity}")
+    return {container["Labels"][HOST_LABEL]: container for container in listed}
+
+
+def _start(checkout: Checkout, host: str, image: str, address: str, present: dict[str, Any] | None) -> None:
+    name = checkout.container(host)
+    if present is not None and present["Labels"].get(IMAGE_LABEL) != f"{image} {address}":
+        say(f"{host}: replacing it, its image or address changed")
+        podman("rm", "--force", "--volumes", "--time", "0", name)
+        present = None
+    if present is not None and present["State"] == "running" and _answers(name):
+        return
+    if present is not None:
+        say(f"{host}: repairing it, it was {present['State']} and did not answer")
+        try:
+            podman("stop", "--time", "0", name, check=False)
+            podman("start", name)
+            return
+        except RehearsalError as error:
+            warn(f"{host}: can't be started again, replacing it ({error})")
+            podman("rm", "--force", "--volumes", "--time", "0", name)
+    say(f"{host}: starting it at {address}")
+    podman(
+        *("create", "--name", name, "--hostname", host, "--network", checkout.network, "--ip", address),
+        # Privileged: systemd and the roles set kernel parameters and mount file systems as on a real host.
+        *("--privileged", "--systemd=always", "--restart=always", *LIMITS),
+        *("--label", f"{LABEL}={checkout.identity}", "--label", f"{HOST_LABEL}={host}"),
+        *("--label", f"{IMAGE_LABEL}={image} {address}"),
+        image,
+    )
+    podman("start", name)
+    key = checkout.private_key.with_suffix(".pub").read_bytes()
+    command = "umask 077 && cat >/home/deploy/.ssh/authorized_keys && chown deploy: /home/deploy/.ssh/authorized_keys"
+    execute(name, ["sh", "-c", command], stdin=key)
+
+
+def _answers(container: str) -> bool:
+    try:
+        execute(container, ["true"], timeout=10)
+    except RehearsalError:
+        return False
+    return True
+
+
+def _poll(seconds: float, probe: Callable[[], str]) -> str:
+    """Ask `probe` until it gives an empty text (all well) or the time is over; gives its last complaint."""
+    end = time.monotonic() + seconds
+    while True:
+        complaint = probe()
+        if not complaint or time.monotonic() > end:
+            return complaint
+        time.sleep(0.5)
+
+
+def _wait_for_systemd(checkout: Checkout, host: str) -> None:
+    def probe() -> str:
+        state = podman("exec", checkout.container(host), "systemctl", "is-system-running", check=False).strip()
+        # "degraded" is a matter of the site (a unit that failed), not of the fleet.
+        return "" if state in ("running", "degraded") else state or "no answer"
+
+    complaint = _poll(START_SECONDS, probe)
+    if complaint:
+        raise RehearsalError(
+            f"expected systemd of {host} to be up within {START_SECONDS} s, found {complaint!r}; "
+            f"to do: podman logs {checkout.container(host)}, or make rehearse-down and start again"
+        )
+
+
+def _ensure_way_out(checkout: Checkout, network: ipaddress.IPv4Network, hosts: Iterable[str]) -> None:
+    """Bring the address translation back where the machine lost it (a firewall that was flushed, a restart)."""
+    rules = subprocess.run(["iptables", "-t", "nat", "-S"], capture_output=True, text=True, check=False).stdout
+    if str(network) not in rules:
+        say("the network's address translation is gone, setting it up again")
+        for host in hosts:
+            podman("network", "reload", checkout.container(host))
+
+
+def _write_known_hosts(checkout: Checkout, addresses: dict[str, str]) -> None:
+    lines = []
+    for host, address in addresses.items():
+        complaint = _poll(20, lambda host=host: _host_key(checkout, host)[1])  # type: ignore[misc]
+        if complaint:
+            raise RehearsalError(f"expected an SSH host key on {host}, found none: {complaint}")
+        lines.append(f"{address} {_host_key(checkout, host)[0]}\n")
+    write_atomically(checkout.known_hosts, "".join(lines))
+
+
+def _host_key(checkout: Checkout, host: str) -> tuple[str, str]:
+    """The host's public key, and a complaint when there is none yet."""
+    try:
+        text = execute(checkout.container(host), ["cat", "/etc/ssh/ssh_host_ed25519_key.pub"])
+    except RehearsalError as error:
+        return "", str(error)
+    kind_and_key = " ".join(text.split()[:2])
+    return kind_and_key, "" if kind_and_key else "the key file is empty"
+
+
+def _wait_for_ssh(checkout: Checkout, host: str, address: str) -> None:
+    def probe() -> str:
+        finished = subprocess.run(
+            [*ssh_command(checkout, address), "true"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )
+        return "" if finished.returncode == 0 else finished.stderr.strip() or "no answer"
+
+    complaint = _poll(START_SECONDS, probe)
+    if complaint:
+        raise RehearsalError(
+            f"expected {host} ({address}) to answer over SSH within {START_SECONDS} s, found: {complaint}; "
+            f"to do: podman exec {checkout.container(host)} journalctl -u ssh, or make rehearse-down and start again"
+        )
