@@ -5,50 +5,69 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
-from rehearsal import fleet
-from rehearsal.checkout import Checkout, RehearsalError, say, warn
-
 ROOT = Path(__file__).resolve().parent.parent
+# The collection's own code is imported by its name, as Ansible does.
+sys.path.insert(0, str(ROOT / ".cache" / "collections"))
+
+from rehearsal import faults, fleet, site  # noqa: E402
+from rehearsal.checkout import Checkout, RehearsalError, say, warn  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; gives the exit status (2: something expected was not found, the message says what to do)."""
     parser = argparse.ArgumentParser(prog="rehearsal", description="The rehearsal fleet and the main job on it.")
     parser.add_argument("--inventory", type=Path, default=ROOT / "inventories" / "rehearsal")
-    parser.add_argument("--state", type=Path, default=Path(os.environ.get("RINGMASTER_REHEARSAL_STATE", ROOT / ".rehearsal")))
+    state = os.environ.get("RINGMASTER_REHEARSAL_STATE", ROOT / ".rehearsal")
+    parser.add_argument("--state", type=Path, default=Path(state), help="folder of keys, addresses and evidence")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="start the fleet, or repair it")
-    commands.add_parser("down", help="remove all that was made")
-    commands.add_parser("run", help="the main job: fleet, site, a chat, the summary")
+    down = commands.add_parser("down", help="remove all that was made")
+    down.add_argument("--keep-images", action="store_true", help="the next start need not build them again")
+    run = commands.add_parser("run", help="the main job: fleet, site, a chat, the summary")
+    run.add_argument("playbook_arguments", nargs="*", help="more arguments for ansible-playbook, after --")
     commands.add_parser("status", help="hosts and addresses")
     shell = commands.add_parser("ssh", help="a shell, or one command, on a host")
     shell.add_argument("host")
     shell.add_argument("remote", nargs=argparse.REMAINDER)
+    faults.add_arguments(commands.add_parser("fault", help="switch a fault of a stand-in engine on or off"))
     options = parser.parse_args(arguments)
     checkout = Checkout(ROOT, options.inventory.resolve(), options.state.absolute())
     try:
+        if options.command in ("status", "ssh", "fault"):
+            return _on_running_fleet(checkout, options)
         with checkout.lock():
-            if options.command == "up":
+            if options.command == "run":
+                return site.run(checkout, options.playbook_arguments)
+            if options.command == "down":
+                fleet.down(checkout, keep_images=options.keep_images)
+            else:
                 fleet.up(checkout)
                 say("the fleet is up")
-            elif options.command == "down":
-                fleet.down(checkout)
-            elif options.command == "status":
-                for host, address in fleet.addresses(checkout).items():
-                    print(f"{host:12} {address}")
     except RehearsalError as error:
         warn(str(error))
         return 2
-    if options.command == "ssh":
-        address = fleet.addresses(checkout).get(options.host)
-        if address is None:
-            warn(f"expected a host of the fleet, found {options.host!r}; to do: one of {', '.join(fleet.addresses(checkout))}")
-            return 2
-        os.execvp("ssh", [*fleet.ssh_command(checkout, address), *options.remote])
     return 0
+
+
+def _on_running_fleet(checkout: Checkout, options: argparse.Namespace) -> int:
+    """Commands that do not change the fleet itself, and so need not wait for one that does."""
+    addresses = fleet.addresses(checkout)
+    if options.command == "status":
+        for host, address in addresses.items():
+            print(f"{host:12} {address}")
+        return 0
+    if options.command == "fault":
+        faults.switch(checkout, options)
+        return 0
+    # The remote shell reads one line: quoting keeps the words of the command apart.
+    remote = [shlex.join(options.remote)] if options.remote else []
+    command = [*fleet.ssh_command(checkout, fleet.address_of(checkout, options.host)), *remote]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

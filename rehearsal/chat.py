@@ -55,7 +55,9 @@ async def _ask(address: str, key: str, model: str, *, stream: bool, prompt: str,
             session.post(url, json=body) as response,
         ):
             if response.status != 200:
-                raise RehearsalError(f"expected 200 from {url}, found {response.status}: {(await response.text())[:500]}")
+                raise RehearsalError(
+                    f"expected 200 from {url}, found {response.status}: {(await response.text())[:500]}"
+                )
             if not stream:
                 document = await response.json()
                 text = document["choices"][0]["message"]["content"]

@@ -21,6 +21,8 @@ class RehearsalError(Exception):
     """The rehearsal can't go on; the message says what was expected, what was found and what to do."""
 
 
+# What all checkouts of a machine share (images, the choice of a network) is changed under a lock on this folder.
+MACHINE_LOCK = Path("/run/lock")
 STARTED = time.monotonic()
 
 
@@ -90,22 +92,27 @@ class Checkout:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the rehearsal for one command; a second command waits for its turn and says so."""
-        with locked(self.state / "lock", "another rehearsal command of this checkout"):
+        """Hold the checkout for one command that changes something; a second one waits for its turn and says so."""
+        with locked(self.root, "another rehearsal command of this checkout"):
             yield
 
 
 @contextlib.contextmanager
 def locked(path: Path, holder: str) -> Iterator[None]:
-    """Hold an advisory lock on `path`; waits while `holder` has it. Freed by the kernel when the process ends."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("w") as stream:
+    """Hold an advisory lock on a file or folder that exists; waits while `holder` has it.
+
+    The kernel frees it when the process ends, however it ends, and no lock file is left behind.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"waiting for {holder}")
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:

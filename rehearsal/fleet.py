@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import secrets
@@ -11,11 +12,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from rehearsal import images
-from rehearsal.checkout import Checkout, RehearsalError, locked, read_json, say, warn, write_atomically
+from rehearsal import images, inventory
+from rehearsal.checkout import MACHINE_LOCK, Checkout, RehearsalError, locked, read_json, say, warn, write_atomically
 from rehearsal.podman import execute, podman, podman_json
 
 LABEL = "ringmaster.rehearsal"
@@ -23,39 +23,17 @@ HOST_LABEL = "ringmaster.host"
 IMAGE_LABEL = "ringmaster.image"
 # A /22 holds a fleet of a thousand hosts; the first ten addresses stay free for the machine and for virtual addresses.
 PREFIX_LENGTH = 22
+SUBNETS = ipaddress.IPv4Network("10.128.0.0/9")
 FIRST_HOST = 11
 START_SECONDS = 60
-NETWORK_LOCK = Path("/run/lock/ringmaster-rehearsal-network.lock")
 SECRETS = ("vllm_api_key", "edge_api_key")
 # The machine's process may be denied CAP_SYS_RESOURCE: a limit over its own could not be set then.
 LIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=4000:4000")
 
 
-def inventory_hosts(checkout: Checkout) -> dict[str, str]:
-    """Host → name of its image, for every host of the inventory."""
-    finished = subprocess.run(
-        ["ansible-inventory", "--inventory", str(checkout.inventory), "--list"],
-        capture_output=True,
-        text=True,
-        env=checkout.environment,
-        check=False,
-    )
-    if finished.returncode != 0:
-        raise RehearsalError(f"the inventory {checkout.inventory} can't be read: {finished.stderr.strip()}")
-    variables: dict[str, dict[str, Any]] = json.loads(finished.stdout)["_meta"]["hostvars"]
-    if not variables:
-        raise RehearsalError(f"expected hosts in {checkout.inventory}, found none; to do: list them in its hosts.yml")
-    without = sorted(host for host, values in variables.items() if not values.get("rehearsal_image"))
-    if without:
-        raise RehearsalError(
-            f"expected rehearsal_image for every host, found none for {', '.join(without)}; to do: set it in {checkout.inventory}"
-        )
-    return {host: str(values["rehearsal_image"]) for host, values in sorted(variables.items())}
-
-
 def up(checkout: Checkout) -> dict[str, str]:
     """Start the fleet, or repair it: after this each host of the inventory answers over SSH. Gives host → address."""
-    wanted = inventory_hosts(checkout)
+    wanted = inventory.read(checkout).images()
     _ensure_key(checkout)
     _ensure_secrets(checkout)
     references = images.ensure(wanted.values())
@@ -66,11 +44,8 @@ def up(checkout: Checkout) -> dict[str, str]:
         say(f"removing {host}, which the inventory no longer lists")
         podman("rm", "--force", "--volumes", checkout.container(host))
     with ThreadPoolExecutor(max_workers=4) as pool:
-        list(
-            pool.map(
-                lambda host: _start(checkout, host, references[wanted[host]], addresses[host], present.get(host)), wanted
-            )
-        )
+        start = functools.partial(_start, checkout)
+        list(pool.map(lambda host: start(host, references[wanted[host]], addresses[host], present.get(host)), wanted))
         list(pool.map(lambda host: _wait_for_systemd(checkout, host), wanted))
     _ensure_way_out(checkout, network, wanted)
     _write_known_hosts(checkout, addresses)
@@ -79,21 +54,16 @@ def up(checkout: Checkout) -> dict[str, str]:
     return addresses
 
 
-def down(checkout: Checkout) -> None:
-    """Remove all that rehearsals of this checkout made: containers, network, unused images, keys, secrets, state."""
+def down(checkout: Checkout, *, keep_images: bool = False) -> None:
+    """Remove all that a rehearsal made: containers, network, keys, secrets, state, images that nothing else uses."""
     removed = 0
     for host in _containers(checkout):
         podman("rm", "--force", "--volumes", "--time", "0", checkout.container(host))
         removed += 1
     if _network(checkout):
         podman("network", "rm", "--force", checkout.network)
-    gone = images.remove_unused()
-    for path in checkout.state.glob("*"):
-        # The locks stay until the folder goes: this command holds one of them.
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    gone = [] if keep_images else images.remove_unused()
+    shutil.rmtree(checkout.state, ignore_errors=True)
     say(f"removed {removed} hosts, their network, keys and state, and {len(gone)} images that nothing else uses")
 
 
@@ -117,6 +87,14 @@ def addresses(checkout: Checkout) -> dict[str, str]:
         raise RehearsalError("expected a running fleet, found none; to do: make rehearse")
     hosts: dict[str, str] = state["hosts"]
     return hosts
+
+
+def address_of(checkout: Checkout, host: str) -> str:
+    """Address of one host of a fleet that was started. Raises RehearsalError when it has no such host."""
+    known = addresses(checkout)
+    if host not in known:
+        raise RehearsalError(f"expected a host of the fleet ({', '.join(known)}), found {host!r}")
+    return known[host]
 
 
 def _ensure_key(checkout: Checkout) -> None:
@@ -145,7 +123,7 @@ def _network(checkout: Checkout) -> dict[str, Any] | None:
 
 def _ensure_network(checkout: Checkout) -> ipaddress.IPv4Network:
     # Two checkouts that choose at the same moment would choose the same free addresses.
-    with locked(NETWORK_LOCK, "another checkout that creates its network"):
+    with locked(MACHINE_LOCK, "another checkout that creates its network"):
         found = _network(checkout)
         if found is not None:
             return ipaddress.IPv4Network(found["subnets"][0]["subnet"])
@@ -157,18 +135,18 @@ def _ensure_network(checkout: Checkout) -> ipaddress.IPv4Network:
 
 
 def _free_subnet(checkout: Checkout) -> ipaddress.IPv4Network:
-    taken = [
-        ipaddress.ip_network(subnet["subnet"]) for network in podman_json("network", "ls") for subnet in network["subnets"]
-    ]
+    subnets = [subnet["subnet"] for network in podman_json("network", "ls") for subnet in network["subnets"]]
     routes = subprocess.run(["ip", "-json", "-4", "route"], capture_output=True, text=True, check=True).stdout
-    taken += [ipaddress.ip_network(route["dst"]) for route in json.loads(routes) if route["dst"] != "default"]
-    choices = list(ipaddress.ip_network("10.128.0.0/9").subnets(new_prefix=PREFIX_LENGTH))
+    subnets += [route["dst"] for route in json.loads(routes) if route["dst"] != "default"]
+    taken = [ipaddress.IPv4Network(subnet) for subnet in subnets if ":" not in subnet]
+    choices = list(SUBNETS.subnets(new_prefix=PREFIX_LENGTH))
     first = int(checkout.identity, 16) % len(choices)
     for choice in choices[first:] + choices[:first]:
-        if not any(choice.overlaps(other) for other in taken if other.version == 4):
-            assert isinstance(choice, ipaddress.IPv4Network)
+        if not any(choice.overlaps(other) for other in taken):
             return choice
-    raise RehearsalError(f"expected a free /{PREFIX_LENGTH} in 10.128.0.0/9, found none; to do: remove unused podman networks")
+    raise RehearsalError(
+        f"expected a free /{PREFIX_LENGTH} in {SUBNETS}, found none; to do: remove podman networks that nothing uses"
+    )
 
 
 def _allocate(checkout: Checkout, network: ipaddress.IPv4Network, hosts: Iterable[str]) -> dict[str, str]:
@@ -215,6 +193,8 @@ def _start(checkout: Checkout, host: str, image: str, address: str, present: dic
         image,
     )
     podman("start", name)
+    # A host that was replaced has another link address: what the machine remembers would hold it back for long.
+    subprocess.run(["ip", "neighbour", "flush", "to", address], check=False, capture_output=True)
     key = checkout.private_key.with_suffix(".pub").read_bytes()
     command = "umask 077 && cat >/home/deploy/.ssh/authorized_keys && chown deploy: /home/deploy/.ssh/authorized_keys"
     execute(name, ["sh", "-c", command], stdin=key)
@@ -284,7 +264,11 @@ def _host_key(checkout: Checkout, host: str) -> tuple[str, str]:
 def _wait_for_ssh(checkout: Checkout, host: str, address: str) -> None:
     def probe() -> str:
         finished = subprocess.run(
-            [*ssh_command(checkout, address), "true"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+            [*ssh_command(checkout, address), "true"],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
         return "" if finished.returncode == 0 else finished.stderr.strip() or "no answer"
 

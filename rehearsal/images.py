@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rehearsal.checkout import RehearsalError, locked, say
+from rehearsal.checkout import MACHINE_LOCK, RehearsalError, locked, say
 from rehearsal.podman import podman, podman_json
 
 REPOSITORY = "localhost/ringmaster-rehearsal"
@@ -71,7 +71,7 @@ def reference(name: str) -> str:
     known = definitions()
     if name not in known:
         raise RehearsalError(
-            f"expected rehearsal_image to be one of {', '.join(known)}, found {name!r}; to do: correct it in the inventory"
+            f"expected rehearsal_image to be one of {', '.join(known)}, found {name!r}; to do: correct the inventory"
         )
     certificates = {path.name: path.read_text() for path in sorted(CERTIFICATES.glob("*.crt"))}
     content = json.dumps([known[name], CUSTOMIZE, MASKED_UNITS, _fetch_settings(), certificates], sort_keys=True)
@@ -81,7 +81,7 @@ def reference(name: str) -> str:
 def ensure(names: Iterable[str]) -> dict[str, str]:
     """Build the images that are not there yet; gives name → reference."""
     references = {name: reference(name) for name in sorted(set(names))}
-    with locked(Path("/run/lock/ringmaster-rehearsal-images.lock"), "another checkout that builds images"):
+    with locked(MACHINE_LOCK, "another checkout that builds images"):
         for name, image in references.items():
             if not podman_json("images", "--filter", f"reference={image}"):
                 _build(name, image)
@@ -90,8 +90,8 @@ def ensure(names: Iterable[str]) -> dict[str, str]:
 
 def remove_unused() -> list[str]:
     """Remove the rehearsal's images that no container uses any more; gives what was removed."""
-    removed = []
-    with locked(Path("/run/lock/ringmaster-rehearsal-images.lock"), "another checkout that builds images"):
+    removed: list[str] = []
+    with locked(MACHINE_LOCK, "another checkout that builds images"):
         used = {container["ImageID"] for container in podman_json("ps", "--all")}
         for image in podman_json("images", "--filter", f"reference={REPOSITORY}-*"):
             if image["Id"] not in used:
@@ -115,12 +115,12 @@ def _build(name: str, image: str) -> None:
             "--quiet",
             "--variant=minbase",
             f"--include={','.join(definition['packages'])}",
-            f"--setup-hook=mkdir -p \"$1\"{CERTIFICATES} \"$1/etc/apt/apt.conf.d\"",
+            f'--setup-hook=mkdir -p "$1"{CERTIFICATES} "$1/etc/apt/apt.conf.d"',
             f"--setup-hook=copy-in {settings} /etc/apt/apt.conf.d",
             *[f"--setup-hook=copy-in {path} {CERTIFICATES}" for path in sorted(CERTIFICATES.glob("*.crt"))],
-            f"--customize-hook={hook} \"$1\"",
-            "--customize-hook=ln -sf /dev/null \"$1/etc/systemd/system/{}\"".format(
-                "\"; ln -sf /dev/null \"$1/etc/systemd/system/".join(MASKED_UNITS)
+            f'--customize-hook={hook} "$1"',
+            '--customize-hook=ln -sf /dev/null "$1/etc/systemd/system/{}"'.format(
+                '"; ln -sf /dev/null "$1/etc/systemd/system/'.join(MASKED_UNITS)
             ),
             definition["suite"],
             str(tarball),
@@ -139,7 +139,7 @@ def _fetch_settings() -> list[str]:
 
 
 def _sources(suite: str) -> list[str]:
-    """Lines of sources.list for a suite, from the mirrors that the machine's own apt uses; none: mmdebstrap's default."""
+    """Lines of sources.list for a suite, from the mirrors of the machine's own apt; none: mmdebstrap's default."""
     listing = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"],
         capture_output=True,
@@ -150,5 +150,7 @@ def _sources(suite: str) -> list[str]:
     lines = [f"deb {address} {suite} main" for address in addresses if address.endswith("/debian")][:1]
     if not lines:
         return []
-    lines += [f"deb {address} {suite}-security main" for address in addresses if address.endswith("/debian-security")][:1]
+    lines += [f"deb {address} {suite}-security main" for address in addresses if address.endswith("/debian-security")][
+        :1
+    ]
     return lines

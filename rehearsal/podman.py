@@ -21,15 +21,16 @@ def podman(*arguments: str, check: bool = True, stdin: bytes | None = None, time
     Raises RehearsalError when it fails (and `check` is set), is missing, or takes longer than `timeout` seconds.
     """
     try:
-        finished = subprocess.run([*COMMAND, *arguments], capture_output=True, input=stdin, timeout=timeout, check=False)
+        finished = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, input=stdin, timeout=timeout, check=False
+        )
     except FileNotFoundError:
         raise RehearsalError("expected podman, found none; to do: run rehearsal/setup") from None
     except subprocess.TimeoutExpired:
         raise RehearsalError(f"podman {arguments[0]} did not end within {timeout:.0f} s") from None
     if check and finished.returncode != 0:
-        raise RehearsalError(
-            f"podman {' '.join(arguments[:3])} failed ({finished.returncode}): {finished.stderr.decode(errors='replace').strip()}"
-        )
+        complaint = finished.stderr.decode(errors="replace").strip()
+        raise RehearsalError(f"podman {' '.join(arguments[:3])} failed ({finished.returncode}): {complaint}")
     return finished.stdout.decode(errors="replace")
 
 

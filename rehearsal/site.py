@@ -5,28 +5,73 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from rehearsal import chat, fleet
-from rehearsal.checkout import Checkout, RehearsalError, read_json, say
+from ansible_collections.ringmaster.inference.plugins.module_utils.evidence import render_summary
+from rehearsal import chat, fleet, inventory
+from rehearsal.checkout import Checkout, RehearsalError, say
 
-EDGE_PORT = 8080
+PUBLIC_PORT = 8080
 SCHEDULER_PORT = 8406
 PROMETHEUS_PORT = 9090
 
 
-def inventory(checkout: Checkout) -> dict[str, Any]:
-    """The inventory as ansible-inventory lists it: groups, and `_meta.hostvars` (values not templated)."""
-    finished = subprocess.run(
-        ["ansible-inventory", "--inventory", str(checkout.inventory), "--list"],
-        capture_output=True,
-        text=True,
-        env=checkout.environment,
-        check=False,
-    )
-    if finished.returncode != 0:
-        raise RehearsalError(f"the inventory {checkout.inventory} can't be read: {finished.stderr.strip()}")
-    document: dict[str, Any] = json.loads(finished.stdout)
+def run(checkout: Checkout, playbook_arguments: Sequence[str]) -> int:
+    """Start or repair the fleet, run site.yml on it, chat through every gateway, and print the summary.
+
+    Gives the playbook's exit status when it failed (the summary of what was done is printed all the same).
+    """
+    addresses = fleet.up(checkout)
+    site = inventory.read(checkout)
+    say(f"the fleet is up: {len(addresses)} hosts; running playbooks/site.yml")
+    started = time.time()
+    status = playbook(checkout, "site.yml", playbook_arguments)
+    document = newest_evidence(checkout, started)
+    if status == 0 and "--check" not in playbook_arguments:
+        _chat(checkout, site, addresses)
+    if document is not None:
+        print(f"\n{render_summary(document)}")
+    if status != 0:
+        say(f"site.yml failed with status {status}: the first failed task above says what was expected and what to do")
+        return status
+    for host in site.groups.get("gateways", []):
+        print(f"console     {host:8} http://{addresses[host]}:{SCHEDULER_PORT}/")
+    for host in site.groups.get("monitors", []):
+        print(f"Prometheus  {host:8} http://{addresses[host]}:{PROMETHEUS_PORT}/")
+    say("the rehearsal is done")
+    return 0
+
+
+def playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> int:
+    """Run a playbook of the collection on the fleet, its output passed on as it comes; gives its exit status."""
+    command = ["ansible-playbook", "--inventory", str(checkout.inventory), *arguments, f"playbooks/{name}"]
+    # The summary is printed once, at the end of the main job.
+    environment = {**checkout.environment, "RINGMASTER_EVIDENCE_SUMMARY": "false"}
+    return subprocess.run(command, env=environment, cwd=checkout.root, check=False).returncode
+
+
+def newest_evidence(checkout: Checkout, since: float) -> dict[str, Any] | None:
+    """The evidence document that the last run wrote, if it wrote one after `since` (Unix time)."""
+    documents = [path for path in checkout.evidence.glob("*.json") if path.stat().st_mtime >= since - 1]
+    if not documents:
+        return None
+    document: dict[str, Any] = json.loads(max(documents, key=lambda path: path.stat().st_mtime).read_text())
     return document
+
+
+def _chat(checkout: Checkout, site: inventory.Inventory, addresses: dict[str, str]) -> None:
+    key = (checkout.state / "secrets" / "edge_api_key").read_text().strip()
+    gateways = site.groups.get("gateways", [])
+    if not gateways:
+        raise RehearsalError("expected a host in the group gateways, found none; to do: list one in the inventory")
+    models = site.variables[gateways[0]]["ringmaster_models"]
+    for host in gateways:
+        for model in models:
+            for stream in (False, True):
+                answer = chat.ask(f"{addresses[host]}:{PUBLIC_PORT}", key, model, stream=stream)
+                first = f", first token after {answer.first_token * 1000:.0f} ms" if answer.first_token else ""
+                how = "streaming" if stream else "whole"
+                say(f"{model} through {host}, {how}: {answer.tokens} tokens{first}, {answer.rate:.1f} tokens/s")
+                print(f"           {answer.text!r}")

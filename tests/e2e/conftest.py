@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A fleet of its own for the end-to-end tests: a rehearsal that somebody has running is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal import fleet, inventory, site
+from rehearsal.checkout import Checkout
+from tests.support.load import Load
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "qwen2-7b-instruct"
+ENGINES = ("gpu-a1", "gpu-a2", "gpu-b1")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The rehearsal's site, up and serving."""
+
+    checkout: Checkout
+    addresses: dict[str, str]
+    first_run: dict[str, Any]
+
+    @property
+    def edge_key(self) -> str:
+        """Key of the rehearsal's client."""
+        return (self.checkout.state / "secrets" / "edge_api_key").read_text().strip()
+
+    @property
+    def engine_key(self) -> str:
+        """Key that the engines ask for."""
+        return (self.checkout.state / "secrets" / "vllm_api_key").read_text().strip()
+
+    def load(self, streams: int, seconds: float, gateway: str = "gw1", **more: Any) -> Load:
+        """A load of streaming chats through a gateway."""
+        return Load(self.addresses[gateway], site.PUBLIC_PORT, self.edge_key, MODEL, streams, seconds, **more)
+
+    def on(self, host: str, command: str, check: bool = True) -> str:
+        """Run a command line on a host as root; gives its standard output."""
+        finished = subprocess.run(
+            [*fleet.ssh_command(self.checkout, self.addresses[host]), f"sudo sh -c '{command}'"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if check and finished.returncode != 0:
+            raise AssertionError(f"{host}: {command}: status {finished.returncode}: {finished.stderr}")
+        return finished.stdout
+
+    def playbook(self, name: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
+        """Run a playbook; gives the finished process and the evidence document that it wrote."""
+        return run_playbook(self.checkout, name, arguments)
+
+
+def run_playbook(
+    checkout: Checkout, name: str, arguments: Sequence[str] = (), inventory_path: Path | None = None
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
+    """Run a playbook with an inventory; gives the finished process and its evidence document (None: wrote none)."""
+    started = time.time()
+    finished = subprocess.run(
+        ["ansible-playbook", "-i", str(inventory_path or checkout.inventory), *arguments, f"playbooks/{name}"],
+        env=checkout.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    return finished, site.newest_evidence(checkout, started)
+
+
+def changed_tasks(document: dict[str, Any]) -> dict[str, list[str]]:
+    """HOST/OPERATION → what changed, for every operation of an evidence document that changed something."""
+    return {
+        f"{host}/{operation}": json.loads(json.dumps(entry["changed"]))
+        for host, values in document["hosts"].items()
+        for operation, entry in values["operations"].items()
+        if entry["changed"]
+    }
+
+
+@pytest.fixture(scope="session")
+def running_site() -> Iterator[Site]:
+    """The site after the first run of the main job on a fresh fleet."""
+    checkout = Checkout(ROOT, ROOT / "inventories" / "rehearsal", ROOT / ".rehearsal-test")
+    try:
+        started = time.time()
+        status = site.run(checkout, [])
+        document = site.newest_evidence(checkout, started)
+        assert status == 0, "the main job failed; its output above says what was expected and what to do"
+        assert document is not None, "the main job wrote no evidence"
+        yield Site(checkout, fleet.addresses(checkout), document)
+    finally:
+        if not os.environ.get("KEEP_FLEET"):
+            fleet.down(checkout, keep_images=True)
+
+
+@pytest.fixture(scope="session")
+def site_inventory(running_site: Site) -> inventory.Inventory:
+    """The inventory of the running site."""
+    return inventory.read(running_site.checkout)

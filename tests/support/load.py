@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A load of streaming chats that notes, for every request, whether it was answered whole and when its chunks came.
+
+A protocol of its own on uvloop instead of a client library: at 10,000 chunks a second a library's cost a chunk would
+fill a core and show up as chunks held back, which is what this is here to measure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+
+import uvloop
+
+
+@dataclasses.dataclass
+class Outcome:
+    """One request. Times are Unix times in seconds; `error` is empty when it was answered whole."""
+
+    started: float
+    status: int = 0
+    first_chunk: float = 0.0
+    ended: float = 0.0
+    chunks: int = 0
+    intervals: list[float] = dataclasses.field(default_factory=list)
+    error: str = ""
+    body: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What to send: `streams` clients at a time, each sending its next chat when the last one ended."""
+
+    address: str
+    port: int
+    key: str
+    model: str
+    streams: int
+    seconds: float
+    max_tokens: int = 128
+    prompt: str = "Tell a story of a circus."
+    timeout: float = 60.0
+
+    def request(self, number: int) -> bytes:
+        """The bytes of one request; each has a prompt of its own, so that no prefix cache makes it cheaper."""
+        body = json.dumps(
+            {
+                "model": self.model,
+                "messages": [{"role": "user", "content": f"{number}: {self.prompt}"}],
+                "max_tokens": self.max_tokens,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        return (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self.address}:{self.port}\r\n"
+            f"Authorization: Bearer {self.key}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+
+
+class _Stream(asyncio.Protocol):
+    """One connection that carries one chat after the other."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport
+        self.outcome: Outcome | None = None
+        self.done: asyncio.Future[None] | None = None
+        self.head = b""
+        self.last = 0.0
+        self.closing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def send(self, request: bytes) -> tuple[Outcome, asyncio.Future[None]]:
+        self.outcome = Outcome(started=time.time())
+        self.done = asyncio.get_running_loop().create_future()
+        self.head, self.last = b"", 0.0
+        self.transport.write(request)
+        return self.outcome, self.done
+
+    def data_received(self, data: bytes) -> None:
+        outcome = self.outcome
+        if outcome is None:
+            return
+        now = time.monotonic()
+        if not outcome.status:
+            self.head += data
+            if b"\r\n\r\n" not in self.head:
+                return
+            head, data = self.head.split(b"\r\n\r\n", 1)
+            outcome.status = int(head.split(b" ", 2)[1])
+            self.closing = b"\r\nconnection: close" in head.lower()
+            if outcome.status != 200:
+                outcome.body = data
+                # The rest of a refusal does not matter: close instead of reading it.
+                self._finish(f"status {outcome.status}: {data[:300].decode(errors='replace')}")
+                self.closing = True
+                return
+        events = data.count(b"data: ")
+        if events:
+            if self.last:
+                outcome.intervals.append(now - self.last)
+            else:
+                outcome.first_chunk = time.time()
+            self.last = now
+            outcome.chunks += events
+        if data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n":
+            self._finish("" if outcome.chunks else "an answer without an event")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closing = True
+        self._finish(f"connection closed after {self.outcome.chunks if self.outcome else 0} chunks: {error}")
+
+    def _finish(self, error: str) -> None:
+        if self.done is not None and not self.done.done():
+            assert self.outcome is not None
+            self.outcome.error = error
+            self.outcome.ended = time.time()
+            self.outcome = None
+            self.done.set_result(None)
+
+
+async def _connect(load: Load) -> _Stream:
+    connecting = asyncio.get_running_loop().create_connection(_Stream, load.address, load.port)
+    _, stream = await asyncio.wait_for(connecting, 10)
+    return stream
+
+
+async def _client(load: Load, number: int, end: float, outcomes: list[Outcome]) -> None:
+    stream: _Stream | None = None
+    sent = 0
+    while time.monotonic() < end:
+        if stream is None:
+            try:
+                stream = await _connect(load)
+            except (OSError, asyncio.TimeoutError) as error:
+                now = time.time()
+                outcomes.append(Outcome(started=now, ended=now, error=f"no connection: {error}"))
+                await asyncio.sleep(0.2)
+                continue
+        outcome, done = stream.send(load.request(number * 1_000_000 + sent))
+        sent += 1
+        outcomes.append(outcome)
+        try:
+            await asyncio.wait_for(done, load.timeout)
+        except asyncio.TimeoutError:
+            outcome.error, outcome.ended = f"not ended after {load.timeout:g} s", time.time()
+            stream.closing = True
+        if stream.closing or stream.transport.is_closing():
+            stream.transport.close()
+            stream = None
+    if stream is not None:
+        stream.transport.close()
+
+
+async def send(load: Load) -> list[Outcome]:
+    """Send the load and wait for the last answer; requests are started for `load.seconds`."""
+    outcomes: list[Outcome] = []
+    end = time.monotonic() + load.seconds
+    await asyncio.gather(*(_client(load, number, end, outcomes) for number in range(load.streams)))
+    return outcomes
+
+
+def run(load: Load) -> list[Outcome]:
+    """`send` in an event loop of its own."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(send(load))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest-rank percentile; `share` from 0 to 1. Raises ValueError when there is no value."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered)) - 1))]
