@@ -43,6 +43,7 @@ async def _ask(address: str, key: str, model: str, *, stream: bool, prompt: str,
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
+        "temperature": 0,
         "stream": stream,
     }
     if stream:

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def switch(checkout: Checkout, options: argparse.Namespace) -> None:
     """Switch a fault on an engine. Raises RehearsalError when the host is unknown or can't be reached."""
-    host, _, name = options.engine.partition(".")
-    if not name:
+    host, dot, name = options.engine.partition(".")
+    if not dot:
         raise RehearsalError(f"expected HOST.ENGINE, for example gpu-a1.main; found {options.engine!r}")
     switch_fault(checkout, host, name, options.fault, seconds=options.seconds, factor=options.factor)
     say(f"{options.engine}: {options.fault}" + (f" for {options.seconds:g} s" if options.seconds else ""))

@@ -25,6 +25,9 @@ IMAGE_LABEL = "ringmaster.image"
 PREFIX_LENGTH = 22
 SUBNETS = ipaddress.IPv4Network("10.128.0.0/9")
 FIRST_HOST = 11
+# On a real host systemd finds, or makes, a root that passes mounts on to services; a container's does not, and a
+# service would not see the credentials that are mounted for it.
+INIT = "mount --make-rshared / && exec /sbin/init"
 START_SECONDS = 60
 SECRETS = ("vllm_api_key", "edge_api_key")
 # The machine's process may be denied CAP_SYS_RESOURCE: a limit over its own could not be set then.
@@ -168,7 +171,8 @@ def _containers(checkout: Checkout) -> dict[str, dict[str, Any]]:
 
 def _start(checkout: Checkout, host: str, image: str, address: str, present: dict[str, Any] | None) -> None:
     name = checkout.container(host)
-    if present is not None and present["Labels"].get(IMAGE_LABEL) != f"{image} {address}":
+    made_of = f"{image} {address} {INIT}"
+    if present is not None and present["Labels"].get(IMAGE_LABEL) != made_of:
         say(f"{host}: replacing it, its image or address changed")
         podman("rm", "--force", "--volumes", "--time", "0", name)
         present = None
@@ -189,8 +193,7 @@ def _start(checkout: Checkout, host: str, image: str, address: str, present: dic
         # Privileged: systemd and the roles set kernel parameters and mount file systems as on a real host.
         *("--privileged", "--systemd=always", "--restart=always", *LIMITS),
         *("--label", f"{LABEL}={checkout.identity}", "--label", f"{HOST_LABEL}={host}"),
-        *("--label", f"{IMAGE_LABEL}={image} {address}"),
-        image,
+        *("--label", f"{IMAGE_LABEL}={made_of}", image, "/bin/sh", "-c", INIT),
     )
     podman("start", name)
     # A host that was replaced has another link address: what the machine remembers would hold it back for long.

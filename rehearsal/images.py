@@ -21,6 +21,8 @@ DEFINITIONS = Path(__file__).parent / "images.yml"
 # Settings that decide how packages are fetched; everything else of the machine's apt stays with the machine.
 FETCH_SETTINGS = ("Acquire::http::", "Acquire::https::", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIPv")
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
+# The package lists stay: a host without them, yet with a fresh folder for them, is taken for one whose lists are fresh.
+OPTIONS = ("--quiet", "--variant=minbase", "--skip=cleanup/apt/lists")
 # Units without a meaning in a container: there are no modules to load, no consoles, and nothing may upgrade by itself.
 MASKED_UNITS = (
     "systemd-modules-load.service",
@@ -74,7 +76,9 @@ def reference(name: str) -> str:
             f"expected rehearsal_image to be one of {', '.join(known)}, found {name!r}; to do: correct the inventory"
         )
     certificates = {path.name: path.read_text() for path in sorted(CERTIFICATES.glob("*.crt"))}
-    content = json.dumps([known[name], CUSTOMIZE, MASKED_UNITS, _fetch_settings(), certificates], sort_keys=True)
+    content = json.dumps(
+        [known[name], OPTIONS, CUSTOMIZE, MASKED_UNITS, _fetch_settings(), certificates], sort_keys=True
+    )
     return f"{REPOSITORY}-{name}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
@@ -112,8 +116,7 @@ def _build(name: str, image: str) -> None:
         hook.chmod(0o755)
         command = [
             "mmdebstrap",
-            "--quiet",
-            "--variant=minbase",
+            *OPTIONS,
             f"--include={','.join(definition['packages'])}",
             f'--setup-hook=mkdir -p "$1"{CERTIFICATES} "$1/etc/apt/apt.conf.d"',
             f"--setup-hook=copy-in {settings} /etc/apt/apt.conf.d",

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from ansible_collections.ringmaster.inference.plugins.module_utils.evidence import render_summary
+from ansible_collections.ringmaster.inference.plugins.module_utils.evidence import render
 from rehearsal import chat, fleet, inventory
 from rehearsal.checkout import Checkout, RehearsalError, say
 
@@ -31,15 +32,14 @@ def run(checkout: Checkout, playbook_arguments: Sequence[str]) -> int:
     document = newest_evidence(checkout, started)
     if status == 0 and "--check" not in playbook_arguments:
         _chat(checkout, site, addresses)
+    gateways, monitors = site.groups.get("gateways", []), site.groups.get("monitors", [])
+    places = [f"console     {host:8} http://{addresses[host]}:{SCHEDULER_PORT}/" for host in gateways]
+    places += [f"Prometheus  {host:8} http://{addresses[host]}:{PROMETHEUS_PORT}/" for host in monitors]
     if document is not None:
-        print(f"\n{render_summary(document)}")
+        print(f"\n{render(document, places, shutil.get_terminal_size((120, 40)).columns)}")
     if status != 0:
         say(f"site.yml failed with status {status}: the first failed task above says what was expected and what to do")
         return status
-    for host in site.groups.get("gateways", []):
-        print(f"console     {host:8} http://{addresses[host]}:{SCHEDULER_PORT}/")
-    for host in site.groups.get("monitors", []):
-        print(f"Prometheus  {host:8} http://{addresses[host]}:{PROMETHEUS_PORT}/")
     say("the rehearsal is done")
     return 0
 

@@ -106,5 +106,5 @@ def test_wrong_inventory_touches_no_host(
 
 
 def test_good_inventory_passes_preflight_and_goes_on_to_the_hosts(tmp_path: Path) -> None:
-    _, calls = run(tmp_path, copy.deepcopy(GOOD))
+    calls = run(tmp_path, copy.deepcopy(GOOD))[1]
     assert calls != [], "expected the run to go on to the hosts (which refuse here)"

@@ -118,10 +118,10 @@ def test_refusals_are_in_the_form_of_openai(
 
 def test_models_and_adapters_are_listed_and_answer(running_site: Site) -> None:
     base = f"http://{running_site.addresses['gw1']}:{site.PUBLIC_PORT}"
-    status, _, text = get(f"{base}/v1/models", running_site.edge_key)
+    status, _headers, text = get(f"{base}/v1/models", running_site.edge_key)
     assert status == 200
     assert {model["id"] for model in json.loads(text)["data"]} == {MODEL, "sql", "translate"}
-    status, _, text = get(
+    status, _headers, text = get(
         f"{base}/v1/completions", running_site.edge_key, {"model": "sql", "prompt": "select", "max_tokens": 3}
     )
     assert status == 200, text
@@ -129,7 +129,8 @@ def test_models_and_adapters_are_listed_and_answer(running_site: Site) -> None:
 
 
 def test_request_id_is_returned(running_site: Site) -> None:
-    _, headers, _ = get(f"http://{running_site.addresses['gw1']}:{site.PUBLIC_PORT}/v1/models", running_site.edge_key)
+    url = f"http://{running_site.addresses['gw1']}:{site.PUBLIC_PORT}/v1/models"
+    headers = get(url, running_site.edge_key)[1]
     assert headers["x-request-id"]
 
 

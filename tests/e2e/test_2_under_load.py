@@ -21,6 +21,9 @@ def failures(outcomes: list[Outcome]) -> list[str]:
     return [f"started {outcome.started:.3f}: {outcome.error}" for outcome in outcomes if outcome.error]
 
 
+SESSIONS = ("haproxy_server_current_sessions{", "haproxy_server_current_queue{")
+
+
 class Background:
     """A load that runs while the test breaks something."""
 
@@ -32,7 +35,7 @@ class Background:
         self.thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.thread.join()
 
 
@@ -41,9 +44,9 @@ def server_sessions(running_site: Site, gateway: str, server: str) -> int:
     url = f"http://{running_site.addresses[gateway]}:8405/metrics?scope=server"
     total = 0.0
     for line in urllib.request.urlopen(url, timeout=5).read().decode().splitlines():
-        if line.startswith(("haproxy_server_current_sessions{", "haproxy_server_current_queue{")):
-            if f'server="{server}"' in line:
-                total += float(line.rsplit(" ", 1)[1])
+        name, _space, value = line.rpartition(" ")
+        if name.startswith(SESSIONS) and f'server="{server}"' in name:
+            total += float(value)
     return int(total)
 
 
@@ -51,6 +54,7 @@ def server_sessions(running_site: Site, gateway: str, server: str) -> int:
 def healthy_site(running_site: Site) -> None:
     """Each test starts, and leaves the next one, with all engines up at both gateways."""
     end = time.monotonic() + 30
+    up = 0
     while time.monotonic() < end:
         up = 0
         for gateway in ("gw1", "gw2"):

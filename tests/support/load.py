@@ -112,9 +112,9 @@ class _Stream(asyncio.Protocol):
         if data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n":
             self._finish("" if outcome.chunks else "an answer without an event")
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
-        self._finish(f"connection closed after {self.outcome.chunks if self.outcome else 0} chunks: {error}")
+        self._finish(f"connection closed after {self.outcome.chunks if self.outcome else 0} chunks: {exc}")
 
     def _finish(self, error: str) -> None:
         if self.done is not None and not self.done.done():
@@ -127,8 +127,7 @@ class _Stream(asyncio.Protocol):
 
 async def _connect(load: Load) -> _Stream:
     connecting = asyncio.get_running_loop().create_connection(_Stream, load.address, load.port)
-    _, stream = await asyncio.wait_for(connecting, 10)
-    return stream
+    return (await asyncio.wait_for(connecting, 10))[1]
 
 
 async def _client(load: Load, number: int, end: float, outcomes: list[Outcome]) -> None:

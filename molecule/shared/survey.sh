@@ -1,0 +1,23 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Prints what there is on a host, a line each: packages, users, groups, unit files, running services, and files with owner,
+# mode and content. Two surveys differ only when something was done to the host in between.
+set -eu
+export LC_ALL=C
+
+dpkg-query --show --showformat 'package ${binary:Package} ${Version} ${db:Status-Status}\n'
+getent passwd | sed 's/^/user /'
+getent group | sed 's/^/group /'
+systemctl list-unit-files --no-legend --no-pager | sed 's/^/unit /; s/  */ /g'
+systemctl list-units --type service --state running --plain --no-legend --no-pager | sed 's/^/running /; s/  */ /g' |
+  grep -v '^running user@'
+
+# Passed over: the package manager's own books (packages are listed above) and systemd's seeds and stamps; the linker's
+# cache, which tells in which order packages came; useradd's lock and copies. Of /var/lib/ringmaster, where the roles keep
+# their records, the folder itself, but not what is in it.
+find /etc /opt /srv /usr/local /usr/lib/systemd /var/lib \
+  \( -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /etc/ld.so.cache \
+  -o -path /etc/.pwd.lock -o -path '/etc/*-' \) -prune \
+  -o -path /var/lib/ringmaster \
+  -o -type f -printf 'file %p %M %u:%g ' -exec sha256sum --zero {} \; -printf '\n' \
+  -o -printf 'file %p %M %u:%g %l\n'

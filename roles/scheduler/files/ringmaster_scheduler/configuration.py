@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The daemon's configuration file, rendered by the scheduler role and checked before it replaces the former one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+_HOUR_IN_MS: Final = 3_600_000
+
+
+class ConfigurationError(Exception):
+    """The configuration cannot be used; the message names the key and what was expected."""
+
+
+class Configuration(NamedTuple):
+    """Keys of the configuration file; times in the unit that the name ends with, ports from 1 to 65535.
+
+    Each default comes from what it must bridge. A reading every 250 ms costs an engine and the scheduler under 1 ms;
+    its time-out of 500 ms outlasts a busy engine's event loop, and together they stay under `stale_after_ms`, so that
+    one missed reading alone makes nobody unhealthy. `placement_grace_ms` covers the way through HAProxy and the
+    engine's tokenizer, and one long prefill step, during which vLLM does not bring its counts up to date.
+    """
+
+    http_address: str
+    spoe_address: str = "127.0.0.1"
+    http_port: int = 8406
+    spoe_port: int = 8407
+    members_file: str = "/etc/ringmaster/members.json"
+    scrape_interval_ms: int = 250
+    scrape_timeout_ms: int = 500
+    stale_after_ms: int = 1000
+    placement_grace_ms: int = 500
+    retry_after_s: int = 5
+
+
+_RANGES: Final = {
+    "http_port": (1, 65535),
+    "spoe_port": (1, 65535),
+    "scrape_interval_ms": (20, _HOUR_IN_MS),
+    "scrape_timeout_ms": (20, _HOUR_IN_MS),
+    "stale_after_ms": (20, _HOUR_IN_MS),
+    "placement_grace_ms": (0, _HOUR_IN_MS),
+    "retry_after_s": (1, 3600),
+}
+
+
+def parse(document: bytes) -> Configuration:
+    """Return a configuration.
+
+    Raises ConfigurationError for anything that is missing, unknown, of another type, or out of its range.
+    """
+    try:
+        content = json.loads(document)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"not a JSON document: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError("expected an object at the top")
+    unknown = sorted(content.keys() - set(Configuration._fields))
+    if unknown:
+        raise ConfigurationError(f"unknown key {unknown[0]!r}; known: {', '.join(Configuration._fields)}")
+    if "http_address" not in content:
+        raise ConfigurationError("http_address is missing")
+    for key, value in content.items():
+        _check(key, value)
+    configuration = Configuration(**content)
+    if configuration.scrape_interval_ms + configuration.scrape_timeout_ms > configuration.stale_after_ms:
+        raise ConfigurationError(
+            "expected stale_after_ms of at least scrape_interval_ms + scrape_timeout_ms, so that one slow reading makes"
+            f" no engine unhealthy; found {configuration.stale_after_ms}"
+        )
+    return configuration
+
+
+def _check(key: str, value: Any) -> None:
+    if key not in _RANGES:
+        if not isinstance(value, str) or not value:
+            raise ConfigurationError(f"{key}: expected text, found {value!r}")
+        return
+    lowest, highest = _RANGES[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+        raise ConfigurationError(f"{key}: expected an integer from {lowest} to {highest}, found {value!r}")
+
+
+def load(path: str) -> Configuration:
+    """Return the configuration in a file. Raises ConfigurationError, also if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return parse(file.read())
+    except OSError as error:
+        raise ConfigurationError(f"cannot be read: {error.strerror}") from error

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The console page: one self-contained HTML document without scripts, which a text browser shows as well."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+
+from ringmaster_scheduler import __version__
+from ringmaster_scheduler.core import EngineView, Outcome
+from ringmaster_scheduler.status import Snapshot
+
+REFRESH_SECONDS: Final = 2
+
+_STYLE: Final = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
+body { margin: 2rem auto; max-width: 78rem; padding: 0 1rem }
+h1 { font-size: 1.3rem; margin: 0 } h2 { font-size: 1rem; margin: 2rem 0 .5rem }
+table { border-collapse: collapse; width: 100% }
+th, td { border-bottom: 1px solid #8884; padding: .3rem .6rem; text-align: left; vertical-align: top }
+th { font-weight: 600 } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
+.healthy { color: #18794e } .unhealthy { color: #cd2b31 } .unknown { color: #ad5700 }
+@media (prefers-color-scheme: dark) {
+  .healthy { color: #3dd68c } .unhealthy { color: #ff9592 } .unknown { color: #ffb224 }
+}
+small { opacity: .7 } meter { width: 5rem }
+"""
+
+_COLUMNS: Final = (
+    ("Engine", ""),
+    ("Model", ""),
+    ("Card", ""),
+    ("Health", ""),
+    ("Running", "number"),
+    ("Waiting", "number"),
+    ("KV use", "number"),
+    ("Placed since read", "number"),
+    ("Placed in all", "number"),
+    ("Load", "number"),
+)
+
+_OUTCOMES: Final = {
+    Outcome.PLACED: "placed on an engine",
+    Outcome.LEFT_TO_HAPROXY: "left to HAProxy: nothing known yet",
+    Outcome.UNKNOWN_MODEL: "refused with 404: no engine serves the model",
+    Outcome.NO_HEALTHY_ENGINE: "refused with 503: no healthy engine in the pool",
+}
+
+
+def render(snapshot: Snapshot) -> str:
+    """Return the page. Everything that comes from a file or an engine is escaped."""
+    notes = [("unhealthy", text) for text in snapshot.reasons()]
+    if snapshot.members_loaded and snapshot.members_error:
+        notes.append(("unknown", f"{snapshot.members_file} is not used, former members kept: {snapshot.members_error}"))
+    head = "".join(f'<th class="{style}">{title}</th>' for title, style in _COLUMNS)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="{REFRESH_SECONDS}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Ringmaster scheduler</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>Ringmaster scheduler</h1>
+<small>version {__version__}, up {_duration(snapshot.uptime)}, {snapshot.spoe_connections} connections from HAProxy,
+members from {escape(snapshot.members_file)}</small>
+{"".join(f'<p class="{style}">{escape(text)}</p>' for style, text in notes)}
+<h2>Engines</h2>
+<table>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{"".join(_engine_row(view) for view in snapshot.engines)}</tbody>
+</table>
+<h2>Decisions since the start</h2>
+<table>
+<tbody>
+{"".join(_outcome_row(outcome, count) for outcome, count in snapshot.outcomes.items())}</tbody>
+</table>
+</body>
+</html>
+"""
+
+
+def _engine_row(view: EngineView) -> str:
+    engine, reading = view.engine, view.reading
+    health = f'<span class="{view.health.value}">{view.health.value}</span>'
+    if view.reason:
+        health += f" <small>{escape(view.reason)}</small>"
+    model = escape(engine.model)
+    if engine.adapters:
+        model += f" <small>+ {escape(', '.join(engine.adapters))}</small>"
+    cells = (
+        escape(engine.name),
+        model,
+        escape(engine.card),
+        health,
+        "–" if reading is None else str(reading.running),
+        "–" if reading is None else str(reading.waiting),
+        "–" if reading is None or reading.kv_use is None else f"{reading.kv_use:.0%}",
+        str(view.placed),
+        str(view.placements),
+        f"{view.load:.2f}",
+    )
+    return "<tr>" + "".join(f'<td class="{style}">{cell}</td>' for cell, (_, style) in zip(cells, _COLUMNS)) + "</tr>\n"
+
+
+def _outcome_row(outcome: Outcome, count: int) -> str:
+    return f'<tr><td>{_OUTCOMES[outcome]}</td><td class="number">{count}</td></tr>\n'
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days} d {hour:02}:{minute:02}:{second:02}"

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The members document: which engines the site has. Read from the file that the registry role renders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Final
+
+from ringmaster_scheduler.core import Engine
+
+SCHEMA: Final = 1
+# A site of 10,000 engines needs about 3 MB.
+_LARGEST_FILE: Final = 16 * 1024 * 1024
+# An engine's name is a server's name in HAProxy's configuration as well.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,255}\Z")
+
+
+class MembersError(Exception):
+    """The members document cannot be read or used; the message names the place and what was expected there."""
+
+
+def parse(document: bytes) -> tuple[Engine, ...]:
+    """Return the engines of a members document, in its order. Keys that are not known are ignored.
+
+    Raises MembersError: a document that is wrong in one place is not used at all, for half of a site is worse than
+    yesterday's whole.
+    """
+    try:
+        content = json.loads(document)
+    except (ValueError, RecursionError) as error:
+        raise MembersError(f"not a JSON document: {error}") from error
+    if not isinstance(content, dict):
+        raise MembersError("expected an object at the top")
+    if content.get("schema") != SCHEMA:
+        raise MembersError(f"expected schema {SCHEMA}, found {content.get('schema')!r}")
+    listed = content.get("engines")
+    if not isinstance(listed, list):
+        raise MembersError("expected a list of engines")
+    engines = tuple(_engine(entry, f"engines[{index}]") for index, entry in enumerate(listed))
+    names = [engine.name for engine in engines]
+    if len(set(names)) != len(names):
+        raise MembersError(f"two engines are named {next(name for name in names if names.count(name) > 1)}")
+    models = {engine.model for engine in engines}
+    for engine in engines:
+        for adapter in engine.adapters:
+            if adapter in models:
+                raise MembersError(f"adapter {adapter} of engine {engine.name} has the name of a model")
+    return engines
+
+
+def _engine(entry: Any, place: str) -> Engine:
+    if not isinstance(entry, dict):
+        raise MembersError(f"{place}: expected an object")
+    name = _text(entry, "name", place)
+    if not _NAME.match(name):
+        raise MembersError(f"{place}.name: expected letters, digits and _.:- only, found {name!r}")
+    adapters = entry.get("adapters", [])
+    if not isinstance(adapters, list) or not all(_is_text(adapter) for adapter in adapters):
+        raise MembersError(f"{place}.adapters: expected a list of names")
+    return Engine(
+        name=name,
+        host=_text(entry, "host", place),
+        address=_text(entry, "address", place),
+        port=_integer(entry, "port", place, 65535),
+        kind=_text(entry, "kind", place),
+        model=_text(entry, "model", place),
+        adapters=tuple(adapters),
+        card=_text(entry, "card", place),
+        max_num_seqs=_integer(entry, "max_num_seqs", place, 1_000_000),
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != "" and value.isprintable()
+
+
+def _text(entry: dict[str, Any], key: str, place: str) -> str:
+    value = entry.get(key)
+    if not _is_text(value):
+        raise MembersError(f"{place}.{key}: expected printable text, found {value!r}")
+    assert isinstance(value, str)
+    return value
+
+
+def _integer(entry: dict[str, Any], key: str, place: str, most: int) -> int:
+    value = entry.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise MembersError(f"{place}.{key}: expected an integer from 1 to {most}, found {value!r}")
+    return value
+
+
+class MembersFile:
+    """The members file, read again whenever it is another one than last time.
+
+    `error` says why its present content is not used, and is empty while it is. `engines` are those of the last good
+    content, None until there was one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.error = ""
+        self.failures = 0
+        self.engines: tuple[Engine, ...] | None = None
+        self._signature: tuple[int, int, int] | None = None
+
+    def poll(self, force: bool = False) -> bool:
+        """Read the file if it changed, or always with `force`; return whether there is anything new: engines or
+        an error. A file that is broken or gone keeps the engines of the last good one."""
+        try:
+            status = os.stat(self.path)
+            signature = (status.st_mtime_ns, status.st_ino, status.st_size)
+            if signature == self._signature and not force:
+                return False
+            # Noted before reading: a file that changes meanwhile is looked at again by the next poll.
+            self._signature = signature
+            with open(self.path, "rb") as file:
+                document = file.read(_LARGEST_FILE + 1)
+            if len(document) > _LARGEST_FILE:
+                raise MembersError(f"over {_LARGEST_FILE} bytes")
+            engines = parse(document)
+        except (OSError, MembersError) as error:
+            text = f"{error.strerror}" if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError):
+                self._signature = None
+                if self.error == text:
+                    return False
+            self.error = text
+            self.failures += 1
+            return True
+        self.error = ""
+        self.engines = engines
+        return True

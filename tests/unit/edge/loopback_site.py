@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A site in miniature on loopback: engines and a scheduler that a test controls, and a real HAProxy in front."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import socketserver
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ringmaster_scheduler import spop
+from tests.unit.edge.rendering import render
+
+HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+CLIENT_KEY = "sk-client-key-of-team-a"
+ENGINE_KEY = "key-of-the-engines"
+PATIENCE = 10.0  # seconds until a test gives up waiting for something that has to happen
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE} s in vain: {what}"
+        time.sleep(0.02)
+
+
+class Quiet(socketserver.BaseServer):
+    """A connection that HAProxy or a test cut is no news."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
+class HttpServer(Quiet, ThreadingHTTPServer):
+    daemon_threads = True
+
+
+class SpoeServer(Quiet, socketserver.ThreadingTCPServer):
+    daemon_threads = True
+
+
+class Engine:
+    """Answers as a test wants; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.status = 200
+        self.die_without_answer = False
+        self.go_on = threading.Event()  # a stream's second chunk and a held answer wait for it
+        self.hold = False
+        self.aborted = threading.Event()
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it
+                pass
+
+            def do_GET(self) -> None:
+                self._answer({}) if self.path == "/health" else self.send_error(404)
+
+            def do_POST(self) -> None:
+                body = self._body()
+                engine.requests.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+                if engine.die_without_answer:
+                    self.close_connection = True
+                    return
+                if engine.hold:
+                    engine.go_on.wait(PATIENCE)
+                if b'"stream"' in body:
+                    self._stream()
+                else:
+                    self._answer({"port": engine.port, "bytes": len(body)})
+
+            def _body(self) -> bytes:
+                if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                parts = []
+                while size := int(self.rfile.readline(), 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
+
+            def _answer(self, document: dict[str, Any]) -> None:
+                body = json.dumps(document).encode()
+                self.send_response(engine.status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def _stream(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                self.wfile.write(b"d\r\ndata: first\n\n\r\n")
+                engine.go_on.wait(PATIENCE)
+                try:
+                    while not self.close_connection:
+                        self.wfile.write(b"e\r\ndata: second\n\n\r\n")
+                        if not engine.hold:
+                            break
+                        time.sleep(0.02)
+                    self.wfile.write(b"0\r\n\r\n")
+                except OSError:
+                    engine.aborted.set()
+                    self.close_connection = True
+
+        self._server = HttpServer(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.go_on.set()
+
+
+@dataclass
+class Scheduler:
+    """Speaks SPOP; what it answers is ``decide``'s result: variables to set, or None for never."""
+
+    decide: Callable[[dict[str, Any]], dict[str, int | str] | None] = lambda _: {}
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        scheduler = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                buffer = b""
+                while data := self.request.recv(65536):
+                    buffer += data
+                    while end := spop.frame_end(buffer, 0, 65536):
+                        frame = spop.decode_frame(buffer, 0, end)
+                        if frame.type == spop.FrameType.HAPROXY_HELLO:
+                            self.request.sendall(spop.encode_agent_hello(16380, pipelining=True))
+                        elif frame.type == spop.FrameType.NOTIFY:
+                            self._decide(frame, buffer, end)
+                        else:
+                            return
+                        buffer = buffer[end:]
+
+            def _decide(self, frame: spop.Frame, buffer: bytes, end: int) -> None:
+                [(message, arguments)] = spop.decode_notify(buffer, frame.payload, end)
+                assert message == "decide"
+                scheduler.asked.append(arguments)
+                answer = scheduler.decide(arguments)
+                if answer is None:
+                    return
+                actions = b"".join(
+                    spop.encode_set_variable(
+                        spop.Scope.TRANSACTION,
+                        name,
+                        spop.DataType.STRING if isinstance(value, str) else spop.DataType.INT32,
+                        value,
+                    )
+                    for name, value in answer.items()
+                )
+                self.request.sendall(spop.encode_ack(frame.identifiers, actions))
+
+        self._server = SpoeServer(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error, after a check that its form is OpenAI's."""
+        document = self.document
+        assert self.headers["content-type"] == "application/json"
+        assert set(document) == {"error"}
+        assert set(document["error"]) == {"message", "type", "param", "code"}
+        error: dict[str, Any] = document["error"]
+        return error
+
+
+class Edge:
+    """A running HAProxy with the role's configuration."""
+
+    def __init__(self, directory: Path, **variables: Any) -> None:
+        self.ports = {name: free_port() for name in ("public", "dispatch", "metrics")}
+        self.log = directory / "log"
+        configuration = render(
+            directory,
+            edge_stats_socket=str(directory / "admin.sock"),
+            **{f"edge_{name}_port": port for name, port in self.ports.items()},
+            **{
+                "edge_address": "127.0.0.1",
+                "edge_public_address": "127.0.0.1",
+                "edge_api_keys": [{"id": "team-a", "key": CLIENT_KEY}],
+                "edge_engine_api_key": ENGINE_KEY,
+                "edge_scheduler": f"127.0.0.1:{free_port()}",
+                **variables,
+            },
+        )
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(HAPROXY), "-db", "-f", str(configuration)], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(PATIENCE)
+
+    def metric(self, line: str) -> float:
+        """Value of a sample of the exporter, named as it stands in the exposition; -1 if it is not there yet."""
+        try:
+            lines = self.ask("GET", "/metrics", frontend="metrics").body.decode().splitlines()
+        except ConnectionError:
+            assert self._process.poll() is None, self.log.read_text()
+            return -1
+        return next((float(text.rpartition(" ")[2]) for text in lines if text.startswith(f"{line} ")), -1)
+
+    def wait_for_engines(self, pool: str, count: int) -> None:
+        name = f'haproxy_backend_active_servers{{proxy="{pool}"}}'
+        wait_until(lambda: self.metric(name) == count, f"{count} engines up in {pool}")
+
+    def connect(self, frontend: str = "public") -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.ports[frontend], timeout=PATIENCE)
+
+    def connected(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.ports["public"]), timeout=PATIENCE)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        key: str | None = CLIENT_KEY,
+        frontend: str = "public",
+    ) -> Answer:
+        connection = self.connect(frontend)
+        known = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        encoded = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, encoded, {**known, **(headers or {})})
+        response = connection.getresponse()
+        answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        connection.close()
+        return answer
+
+    def complete(self, model: str = "alpha", **arguments: Any) -> Answer:
+        return self.ask("POST", "/v1/completions", {"prompt": "a secret prompt", "model": model}, **arguments)
+
+
+@contextmanager
+def running(*parts: Engine | Scheduler | Edge) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.stop()

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The configuration file and the command line that checks it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringmaster_scheduler import __main__, configuration
+from ringmaster_scheduler.configuration import Configuration, ConfigurationError
+
+KEYS = st.sampled_from(Configuration._fields)
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.none(), max_size=1)
+
+
+def test_defaults_fit_together() -> None:
+    assert configuration.parse(b'{"http_address": "10.0.0.1"}') == Configuration("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a JSON document"),
+        ("[]", "expected an object"),
+        ("{}", "http_address is missing"),
+        ('{"http_address": "a", "http_prot": 1}', "unknown key 'http_prot'; known: http_address"),
+        ('{"http_address": ""}', "http_address: expected text, found ''"),
+        ('{"http_address": "a", "spoe_port": 65536}', "spoe_port: expected an integer from 1 to 65535, found 65536"),
+        ('{"http_address": "a", "spoe_port": true}', "spoe_port: expected an integer"),
+        ('{"http_address": "a", "scrape_interval_ms": 0}', "scrape_interval_ms: expected an integer from 20"),
+        ('{"http_address": "a", "stale_after_ms": 700}', "expected stale_after_ms of at least"),
+    ],
+)
+def test_wrong_configuration_is_named(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scheduler.json"
+    path.write_text(content)
+    assert __main__.main(["--config", str(path), "--check"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{path}: ")
+    assert message in error
+
+
+def test_configuration_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scheduler.json"
+    assert __main__.main(["--config", str(path), "--check"]) == 2
+    assert capsys.readouterr().err == f"{path}: cannot be read: No such file or directory\n"
+
+
+def test_good_configuration_passes_the_check(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.json"
+    path.write_text(json.dumps(Configuration("127.0.0.1")._asdict()))
+    assert __main__.main(["--config", str(path), "--check"]) == 0
+
+
+@given(st.dictionaries(KEYS, VALUES))
+def test_any_document_is_used_or_refused(content: dict[str, Any]) -> None:
+    try:
+        parsed = configuration.parse(json.dumps(content).encode())
+    except ConfigurationError:
+        return
+    assert parsed.scrape_interval_ms + parsed.scrape_timeout_ms <= parsed.stale_after_ms
