@@ -5,19 +5,20 @@
 set -eu
 export LC_ALL=C
 
+# Passed over: the package manager's own books (packages are listed by themselves) and systemd's seeds and stamps; the
+# linker's cache, which tells in which order packages came; useradd's lock and copies. Of /var/lib/ringmaster, where the
+# roles keep their records, the folder itself, but not what is in it.
+walk() {
+  find /etc /opt /srv /usr/local /usr/lib/systemd /var/lib \
+    \( -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /etc/ld.so.cache \
+    -o -path /etc/.pwd.lock -o -path '/etc/*-' \) -prune -o -path /var/lib/ringmaster -o "$@"
+}
+
 dpkg-query --show --showformat 'package ${binary:Package} ${Version} ${db:Status-Status}\n'
 getent passwd | sed 's/^/user /'
 getent group | sed 's/^/group /'
 systemctl list-unit-files --no-legend --no-pager | sed 's/^/unit /; s/  */ /g'
 systemctl list-units --type service --state running --plain --no-legend --no-pager | sed 's/^/running /; s/  */ /g' |
   grep -v '^running user@'
-
-# Passed over: the package manager's own books (packages are listed above) and systemd's seeds and stamps; the linker's
-# cache, which tells in which order packages came; useradd's lock and copies. Of /var/lib/ringmaster, where the roles keep
-# their records, the folder itself, but not what is in it.
-find /etc /opt /srv /usr/local /usr/lib/systemd /var/lib \
-  \( -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /etc/ld.so.cache \
-  -o -path /etc/.pwd.lock -o -path '/etc/*-' \) -prune \
-  -o -path /var/lib/ringmaster \
-  -o -type f -printf 'file %p %M %u:%g ' -exec sha256sum --zero {} \; -printf '\n' \
-  -o -printf 'file %p %M %u:%g %l\n'
+walk -printf 'file %p %M %u:%g %l\n'
+walk -type f -exec sha256sum {} + | sed 's/^/content /'

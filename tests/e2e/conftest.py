@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -45,12 +44,13 @@ class Site:
         """A load of streaming chats through a gateway."""
         return Load(self.addresses[gateway], site.PUBLIC_PORT, self.edge_key, MODEL, streams, seconds, **more)
 
-    def on(self, host: str, command: str, check: bool = True) -> str:
-        """Run a command line on a host as root; gives its standard output."""
+    def on(self, host: str, command: str, check: bool = True, stdin: str = "") -> str:
+        """Run a command line on a host as root; gives its standard output. sudo logs the line: a secret goes by stdin."""
         finished = subprocess.run(
             [*fleet.ssh_command(self.checkout, self.addresses[host]), f"sudo sh -c '{command}'"],
             capture_output=True,
             text=True,
+            input=stdin,
             timeout=60,
             check=False,
         )
@@ -83,10 +83,10 @@ def run_playbook(
 def changed_tasks(document: dict[str, Any]) -> dict[str, list[str]]:
     """HOST/OPERATION → what changed, for every operation of an evidence document that changed something."""
     return {
-        f"{host}/{operation}": json.loads(json.dumps(entry["changed"]))
+        f"{host}/{operation['name']}": [change["task"] for change in operation["changed"]]
         for host, values in document["hosts"].items()
-        for operation, entry in values["operations"].items()
-        if entry["changed"]
+        for operation in values["operations"]
+        if operation["changed"]
     }
 
 

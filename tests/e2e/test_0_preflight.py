@@ -23,15 +23,15 @@ GOOD: dict[str, Any] = {
             "edge_api_keys": [{"id": "team-a", "key": "a-client-key-of-good-length"}],
         },
         "children": {
-            "gateways": {"hosts": {"gw1": {"ansible_host": "127.0.0.11"}}},
+            "gateways": {"hosts": {"gw1": {"ansible_host": "10.255.0.11"}}},
             "engines": {
                 "vars": {
                     "ringmaster_card": "l40s",
                     "vllm_engines": [{"name": "main", "model": "qwen2-7b-instruct", "port": 8100}],
                 },
-                "hosts": {"gpu1": {"ansible_host": "127.0.0.12"}, "gpu2": {"ansible_host": "127.0.0.13"}},
+                "hosts": {"gpu1": {"ansible_host": "10.255.0.12"}, "gpu2": {"ansible_host": "10.255.0.13"}},
             },
-            "monitors": {"hosts": {"cpu1": {"ansible_host": "127.0.0.14"}}},
+            "monitors": {"hosts": {"cpu1": {"ansible_host": "10.255.0.14"}}},
         },
     }
 }
@@ -46,7 +46,7 @@ def unknown_model(site: dict[str, Any]) -> None:
 
 
 def same_address(site: dict[str, Any]) -> None:
-    site["children"]["engines"]["hosts"]["gpu2"]["ansible_host"] = "127.0.0.12"
+    site["children"]["engines"]["hosts"]["gpu2"]["ansible_host"] = "10.255.0.12"
 
 
 def no_engine_key(site: dict[str, Any]) -> None:
@@ -80,9 +80,9 @@ def run(tmp_path: Path, site: dict[str, Any], *arguments: str) -> tuple[subproce
 @pytest.mark.parametrize(
     ("breakage", "words"),
     [
-        (no_engine, ["engines", "vllm_engines"]),
+        (no_engine, ["engines", "add a host to group engines"]),
         (unknown_model, ["vllm_engines", "llama-of-another-site", "ringmaster_models"]),
-        (same_address, ["gpu1", "gpu2", "127.0.0.12", "ansible_host"]),
+        (same_address, ["gpu1", "gpu2", "10.255.0.12", "ansible_host"]),
         (no_engine_key, ["vllm_api_key"]),
         (secret_of_an_undefined_variable, ["edge_api_keys", "vault_of_nobody"]),
     ],

@@ -43,11 +43,10 @@ def test_evidence_of_the_first_run_names_every_host_and_operation(
     assert set(hosts) == set(site_inventory.variables)
     for group, operations in OPERATIONS.items():
         for host in site_inventory.groups[group]:
-            assert list(hosts[host]["operations"]) == operations, host
-            for name in operations:
-                operation = hosts[host]["operations"][name]
-                assert operation["measured"], f"{host}/{name} measured nothing"
-                assert operation["verified"], f"{host}/{name} verified nothing"
+            assert [operation["name"] for operation in hosts[host]["operations"]] == operations, host
+            for operation in hosts[host]["operations"]:
+                assert operation["measured"], f"{host}/{operation['name']} measured nothing"
+                assert operation["verified"], f"{host}/{operation['name']} verified nothing"
                 assert operation["seconds"] > 0
 
 
@@ -77,8 +76,8 @@ def test_one_host_and_one_operation_can_be_run_alone(running_site: Site) -> None
     finished, document = running_site.playbook("site.yml", "--limit", "gw2", "--tags", "edge")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert document is not None
-    ran = {host: list(values["operations"]) for host, values in document["hosts"].items() if values["operations"]}
-    assert ran == {"gw2": ["edge"]}
+    ran = [(host, operation["name"]) for host, values in document["hosts"].items() for operation in values["operations"]]
+    assert ran == [("gw2", "edge")]
 
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
@@ -170,7 +169,8 @@ def test_no_secret_in_a_file_that_others_can_read(running_site: Site) -> None:
     for host in ("gw1", "gpu-a1", "cpu-c1"):
         for secret in (running_site.edge_key, running_site.engine_key):
             places = "/etc /opt/ringmaster /var/lib/ringmaster /var/log /run/log /run/systemd/system"
-            found = running_site.on(host, f'grep -rlsF {secret} {places} | xargs -r stat -c "%a %n"', check=False)
+            search = f'grep -rlsF -f - {places} | xargs -r stat -c "%a %n"'
+            found = running_site.on(host, search, check=False, stdin=secret)
             readable = [line for line in found.splitlines() if int(line.split()[0][-1]) & 4]
             assert readable == [], host
             assert secret not in running_site.on(host, "journalctl --no-pager -o cat; ps -eo args", check=False)

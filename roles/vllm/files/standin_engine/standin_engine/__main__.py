@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -63,12 +62,15 @@ def main(arguments: Sequence[str]) -> int:
             "(simulated by the fault oom_at_start)"
         )
         return 1
-    uvloop.install()
+    # Not uvloop.install() or uvloop.run(): one is deprecated in new versions, the other is missing in old ones.
+    loop = uvloop.new_event_loop()
     try:
-        asyncio.run(serve(config, faults))
+        loop.run_until_complete(serve(config, faults))
     except OSError as error:
         logger.error("The engine stops: %s", error)
         return 1
+    finally:
+        loop.close()
     return 0
 
 

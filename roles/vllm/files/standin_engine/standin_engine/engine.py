@@ -174,8 +174,8 @@ class Engine:
         self._last_step_end = 0.0
         self._texts = [piece.decode("utf-8", errors="replace") for piece in tokenizer.pieces]
 
-    def submit(self, group: Group) -> None:
-        """Queue a request.
+    def check_queue(self, group: Group) -> None:
+        """Ask whether a request may be queued.
 
         Raises:
             QueueFullError: ``--max-num-queued-reqs`` or ``--max-num-queued-tokens`` forbids it.
@@ -194,6 +194,9 @@ class Engine:
                 "The engine has reached its prefill token backlog limit. "
                 "Please try again later or on a different instance."
             )
+
+    def submit(self, group: Group) -> None:
+        """Queue a request."""
         group.arrival = asyncio.get_running_loop().time()
         self.groups.add(group)
         for generation in group.generations:

@@ -35,7 +35,9 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, kind: str, parameter: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": parameter, "code": status}}
+        self.body: dict[str, dict[str, Any]] = {
+            "error": {"message": message, "type": kind, "param": parameter, "code": status}
+        }
 
 
 def refused(message: str, parameter: str | None = None, value: Any = None) -> ApiError:
@@ -84,7 +86,7 @@ def parse_body(content_type: str, body: bytes) -> dict[str, Any]:
         document = json.loads(body)
     except json.JSONDecodeError as error:
         raise malformed(f"body.{error.pos}", "json_invalid", "JSON decode error", {}, {"error": error.msg}) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, "There was an error parsing the body", "Bad Request") from error
     if not isinstance(document, dict):
         raise malformed(
@@ -307,6 +309,14 @@ def _request(fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tok
     if fields.get("stream_options") and not stream:
         raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
     include_usage = options is not None and options.boolean("include_usage")
+    truncation = fields.integer("truncate_prompt_tokens")
+    if truncation is not None and truncation < -1:
+        raise malformed(
+            "body.truncate_prompt_tokens",
+            "greater_than_equal",
+            "Input should be greater than or equal to -1",
+            truncation,
+        )
     interval = fields.integer("stream_interval")
     if interval is not None and interval < 1:
         raise malformed(
@@ -325,7 +335,7 @@ def _request(fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tok
         stream_interval=interval or 1,
         request_id=fields.text("request_id"),
         salt=fields.text("cache_salt") or "",
-        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens"),
+        truncate_prompt_tokens=truncation,
     )
 
 

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, Callable
 
-import aiohttp
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -54,6 +53,12 @@ MAX_BODY_BYTES = 64 * 2**20
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere")
 """Paths that need the key, as in vLLM; all others are open."""
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted, as in uvicorn."""
+
+CLOSE_SECONDS = 1.0
+"""How long connections get to close after their requests were aborted."""
+
 GREEDY_TEMPERATURE = 1e-5
 """Below this vLLM takes the most likely token."""
 
@@ -79,13 +84,13 @@ class Server:
         self._adapters = {adapter.name: adapter for adapter in config.adapters}
         self._clients: dict[Group, web.Request] = {}
         self._load = 0
-        self._created = int(time.time())
         self.registry: CollectorRegistry = build_registry(self.engine.metrics)
         self._http_metrics = HttpMetrics(self.registry)
 
     def application(self) -> web.Application:
         """The application with all routes, under the root path, too, if there is one."""
         application = web.Application(middlewares=[self._middleware], client_max_size=MAX_BODY_BYTES)
+        application.on_response_prepare.append(self._name_server)
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/health", self._health),
             ("GET", "/ping", self._health),
@@ -159,10 +164,12 @@ class Server:
 
     @staticmethod
     def _request_id(request: web.Request, wanted: str | None = None) -> str:
-        """The client's own id, or a new one that stays the same for the request."""
-        identifier = request.headers.get("X-Request-Id") or wanted or request.get("request_id") or uuid.uuid4().hex
-        request["request_id"] = identifier
-        return str(identifier)
+        """The id in the client's header, else the wanted one, else a new one."""
+        return request.headers.get("X-Request-Id") or wanted or uuid.uuid4().hex
+
+    @staticmethod
+    async def _name_server(_request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "standin-engine"
 
     # Small routes.
 
@@ -289,9 +296,19 @@ class Server:
             self._check_vocabulary(prompt)
             tokens = prompt
         limit = body.truncate_prompt_tokens
-        if limit is None:
-            return tokens
-        return tokens[-(self._config.max_model_len if limit == -1 else limit) :]
+        if limit is not None:
+            longest = self._config.max_model_len
+            if limit > longest:
+                raise refused(
+                    f"truncate_prompt_tokens={limit} cannot be greater than max_model_len = {longest}. "
+                    "Please request a smaller truncation size.",
+                    "truncate_prompt_tokens",
+                    limit,
+                )
+            tokens = tokens[max(len(tokens) - (longest if limit == -1 else limit), 0) :]
+        if not tokens:
+            raise refused("The decoder prompt cannot be empty")
+        return tokens
 
     def _generations(
         self, body: GenerationRequest, prompts: Sequence[Sequence[int]], adapter: Adapter | None
@@ -373,11 +390,16 @@ class Server:
         self, request: web.Request, envelope: Envelope, generations: list[Generation], echoes: list[str]
     ) -> web.Response:
         group = Group(generations, None)
-        await self._run(request, group)
-        texts = [self._engine_text(envelope, generation) for generation in generations]
+        self._check_queue(group)
+        self.engine.submit(group)
+        try:
+            await self._wait(request, group)
+        finally:
+            self.engine.abort(group)
+        texts = [self._text(envelope, generation) for generation in generations]
         return json_response(envelope.body(generations, texts, echoes))
 
-    def _engine_text(self, envelope: Envelope, generation: Generation) -> str:
+    def _text(self, envelope: Envelope, generation: Generation) -> str:
         if envelope.request.echo and envelope.request.sampling.max_tokens == 0:
             return ""
         return self.engine.text(generation)
@@ -390,33 +412,34 @@ class Server:
         generations: list[Generation],
         echoes: list[str],
     ) -> web.StreamResponse:
-        group = Group(generations, None)
-        # Queued first: a full queue must be told with a status, which cannot be changed once the headers are out.
-        self._submit(group)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         if self._config.request_id_headers:
             response.headers["X-Request-Id"] = self._request_id(request)
         framed = request.version >= (1, 1)
         if framed:
             response.enable_chunked_encoding()
+        transport = request.transport
+        if transport is None:
+            return response
+        stream = EventStream(
+            envelope,
+            transport,
+            framed=framed,
+            prompts=echoes,
+            interval=max(body.stream_interval, self._config.stream_interval),
+            trace=self._trace,
+        )
+        group = Group(generations, stream)
+        # A full queue is told with a status, which cannot be changed once the headers are out; and the headers have to
+        # be out before the engine can write the first token.
+        self._check_queue(group)
+        writer = await response.prepare(request)
+        # From aiohttp 3.12 on headers wait for the first write unless they are sent by hand.
+        send_headers = getattr(writer, "send_headers", None)
+        if send_headers is not None:
+            send_headers()
+        self.engine.submit(group)
         try:
-            writer = await response.prepare(request)
-            transport = request.transport
-            if transport is None or writer is None:
-                return response
-            # From aiohttp 3.12 on headers wait for the first write unless they are sent by hand.
-            send_headers = getattr(writer, "send_headers", None)
-            if send_headers is not None:
-                send_headers()
-            stream = EventStream(
-                envelope,
-                transport,
-                framed=framed,
-                prompts=echoes,
-                interval=max(body.stream_interval, self._config.stream_interval),
-                trace=self._trace,
-            )
-            group.sink = stream
             await self._wait(request, group)
             stream.close(generations)
             await response.write_eof()
@@ -424,16 +447,9 @@ class Server:
             self.engine.abort(group)
         return response
 
-    async def _run(self, request: web.Request, group: Group) -> None:
-        self._submit(group)
+    def _check_queue(self, group: Group) -> None:
         try:
-            await self._wait(request, group)
-        finally:
-            self.engine.abort(group)
-
-    def _submit(self, group: Group) -> None:
-        try:
-            self.engine.submit(group)
+            self.engine.check_queue(group)
         except QueueFullError as error:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             raise ApiError(status, str(error), status.phrase) from error
@@ -491,25 +507,18 @@ async def serve(config: Config, faults: Faults) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    # aiohttp 3.8 takes the time for open connections at the site, later versions at the runner.
-    patience = {"shutdown_timeout": 1.0}
-    at_runner = tuple(int(part) for part in aiohttp.__version__.split(".")[:2]) >= (3, 9)
-    runner = web.AppRunner(
-        server.application(),
-        access_log=logging.getLogger("standin_engine.access") if config.access_log else None,
-        access_log_format='%a - "%r" %s',
-        **(patience if at_runner else {}),
-    )
+    access_log = logging.getLogger("standin_engine.access") if config.access_log else None
+    runner = web.AppRunner(server.application(), access_log=access_log, access_log_format='%a - "%r" %s')
     await runner.setup()
-    at_site = {} if at_runner else patience
-    site: web.BaseSite
+    connections = runner.server
+    assert connections is not None
+    # Listening is done here rather than by a site of aiohttp: closing a site also cuts the requests in flight.
     if config.uds is not None:
-        site = web.UnixSite(runner, config.uds, **at_site)
+        listener = await loop.create_unix_server(connections, config.uds, backlog=BACKLOG)
         place = config.uds
     else:
-        site = web.TCPSite(runner, config.host, config.port, backlog=2048, **at_site)
+        listener = await loop.create_server(connections, config.host, config.port, backlog=BACKLOG)
         place = f"http://{config.host}:{config.port}"
-    await site.start()
     jobs: list[Coroutine[Any, Any, None]] = [server.engine.run(), server.watch()]
     if config.log_stats:
         jobs.append(server.engine.log_statistics())
@@ -521,14 +530,17 @@ async def serve(config: Config, faults: Faults) -> None:
     # A job that ends has failed: then the process ends, too, so that the service manager can start it anew.
     await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
     notify("STOPPING=1")
-    await site.stop()
+    listener.close()
     if stop.done():
         logger.info("Stopping; requests in flight have %d s", config.shutdown_timeout)
+        for connection in connections.connections:
+            connection.close()  # At once if it is idle, else after its present answer.
         await server.drain(config.shutdown_timeout)
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     stop.cancel()
+    await connections.shutdown(CLOSE_SECONDS)
     await runner.cleanup()
     for result in results:
         if isinstance(result, Exception):

@@ -4,7 +4,7 @@
 The vocabulary is 256 bytes, three control tokens of the ChatML template, the words of the answers (whole words cost
 one token, as common words do in real vocabularies), and every string of one to three small letters with and without a
 space before it. A word that is not known whole is cut into pieces of three letters; capitals, digits, punctuation and
-other scripts fall to bytes. That gives 3 to 4 characters a token for English text.
+other scripts fall to bytes. That gives about 3 characters a token for English text (4 in real vocabularies).
 """
 
 from __future__ import annotations
