@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import urllib.request
@@ -27,7 +28,8 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30)
     options = parser.parse_args()
-    checkout = Checkout(ROOT, ROOT / "inventories" / "rehearsal", ROOT / ".rehearsal")
+    state = Path(os.environ.get("RINGMASTER_REHEARSAL_STATE", ROOT / ".rehearsal"))
+    checkout = Checkout(ROOT, ROOT / "inventories" / "rehearsal", state)
     addresses = fleet.addresses(checkout)
     hosts = inventory.read(checkout)
     gateway = hosts.groups["gateways"][0]

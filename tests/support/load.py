@@ -12,6 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import uvloop
 
@@ -73,8 +74,8 @@ class _Stream(asyncio.Protocol):
         self.closing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports do not derive from asyncio's, which they equal in use.
+        self.transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes) -> tuple[Outcome, asyncio.Future[None]]:
         self.outcome = Outcome(started=time.time())
