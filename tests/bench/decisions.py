@@ -70,7 +70,7 @@ def bench_core(count: int, seconds: float) -> float:
     due = 0.0
     begun_at = time.perf_counter()
     while time.perf_counter() - begun_at < seconds:
-        for _ in range(1000):
+        for _unused in range(1000):
             now += 1 / RATE
             due += readings_each
             while due >= 1:
@@ -178,7 +178,7 @@ def check_answers(received: bytes) -> int:
 async def ask(port: int, seconds: float) -> float:
     """Return decisions a second as the askers see them."""
     loop = asyncio.get_running_loop()
-    askers = [(await loop.create_connection(Asker, "127.0.0.1", port))[1] for _ in range(CONNECTIONS)]
+    askers = [(await loop.create_connection(Asker, "127.0.0.1", port))[1] for _unused in range(CONNECTIONS)]
     await asyncio.sleep(0.3)
     before, begun_at = sum(asker.answered for asker in askers), time.perf_counter()
     await asyncio.sleep(seconds)

@@ -83,7 +83,7 @@ def engine(core: int, streams: int, time_scale: float) -> Iterator[Engine]:
     try:
         os.sched_setaffinity(process.pid, {core})
         running = Engine(process, port)
-        for _ in range(200):
+        for _unused in range(200):
             with contextlib.suppress(OSError):
                 running.get("/health")
                 break

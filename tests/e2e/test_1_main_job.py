@@ -76,7 +76,9 @@ def test_one_host_and_one_operation_can_be_run_alone(running_site: Site) -> None
     finished, document = running_site.playbook("site.yml", "--limit", "gw2", "--tags", "edge")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert document is not None
-    ran = [(host, operation["name"]) for host, values in document["hosts"].items() for operation in values["operations"]]
+    ran = [
+        (host, operation["name"]) for host, values in document["hosts"].items() for operation in values["operations"]
+    ]
     assert ran == [("gw2", "edge")]
 
 

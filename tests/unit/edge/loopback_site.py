@@ -140,7 +140,7 @@ class Engine:
 class Scheduler:
     """Speaks SPOP; what it answers is ``decide``'s result: variables to set, or None for never."""
 
-    decide: Callable[[dict[str, Any]], dict[str, int | str] | None] = lambda _: {}
+    decide: Callable[[dict[str, Any]], dict[str, int | str] | None] = lambda _unused: {}
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

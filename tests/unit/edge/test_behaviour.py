@@ -56,7 +56,7 @@ class Site:
 
     def reset(self) -> None:
         self.scheduler.asked.clear()
-        self.scheduler.decide = lambda _: {}
+        self.scheduler.decide = lambda _unused: {}
         for each in self.engines.values():
             each.requests.clear()
             each.status, each.hold, each.die_without_answer = 200, False, False
@@ -164,7 +164,7 @@ def test_request_id_is_made_where_the_clients_is_not_usable(site: Site, given: s
     answer = site.edge.complete(headers={} if given is None else {"X-Request-Id": given})
     made = answer.headers["x-request-id"]
     assert len(made) == 36
-    [(_, headers, _)] = site.alpha.requests + site.other_alpha.requests
+    [(_unused, headers, _unused)] = site.alpha.requests + site.other_alpha.requests
     assert headers["x-request-id"] == made
 
 
@@ -191,7 +191,7 @@ def test_models_of_all_pools_are_listed_as_vllm_does(site: Site) -> None:
 
 @pytest.mark.parametrize(("model", "names"), [("alpha", {"a.main", "b.main"}), ("sql", {"a.main", "b.main"})])
 def test_adapter_goes_to_the_pool_of_its_model(site: Site, model: str, names: set[str]) -> None:
-    for _ in range(4):
+    for _unused in range(4):
         assert site.edge.complete(model).status == 200
     assert {name for name, each in site.engines.items() if each.requests} <= names
 
@@ -200,7 +200,7 @@ def test_model_behind_a_long_prompt_is_found(site: Site) -> None:
     body = {"prompt": "x" * (LARGEST_BODY - 100), "model": "org/beta"}
     answer = site.edge.ask("POST", "/v1/completions", body)
     assert answer.status == 200
-    [(_, _, received)] = site.beta.requests
+    [(_unused, _unused, received)] = site.beta.requests
     assert json.loads(received) == body
 
 
@@ -280,15 +280,15 @@ def test_broken_chunk_is_refused(site: Site) -> None:
 
 @pytest.mark.parametrize("name", ["a.main", "b.main"])
 def test_request_goes_to_the_engine_that_the_scheduler_names(site: Site, name: str) -> None:
-    site.scheduler.decide = lambda _: {"server": name}
-    for _ in range(4):
+    site.scheduler.decide = lambda _unused: {"server": name}
+    for _unused in range(4):
         assert site.edge.complete().status == 200
     assert len(site.engines[name].requests) == 4
 
 
 @pytest.mark.parametrize("decision", [{}, {"status": 0}, {"server": "no.such"}, {"server": "c.main"}, {"unknown": 1}])
 def test_decision_that_is_of_no_use_leaves_it_to_haproxy(site: Site, decision: dict[str, int | str]) -> None:
-    site.scheduler.decide = lambda _: decision
+    site.scheduler.decide = lambda _unused: decision
     assert site.edge.complete().status == 200
     assert not site.beta.requests
 
@@ -306,7 +306,7 @@ def test_decision_that_is_of_no_use_leaves_it_to_haproxy(site: Site, decision: d
 def test_refusal_of_the_scheduler_reaches_the_client(
     site: Site, decision: dict[str, int | str], status: int, retry_after: str | None
 ) -> None:
-    site.scheduler.decide = lambda _: decision
+    site.scheduler.decide = lambda _unused: decision
     answer = site.edge.complete()
     assert answer.status == status
     assert answer.error
@@ -317,7 +317,7 @@ def test_refusal_of_the_scheduler_reaches_the_client(
 
 
 def test_late_scheduler_holds_nothing_up(site: Site) -> None:
-    site.scheduler.decide = lambda _: None
+    site.scheduler.decide = lambda _unused: None
     assert site.edge.complete().status == 200
 
 
@@ -333,7 +333,7 @@ def test_preprocessor_says_what_it_found_out(site: Site) -> None:
     [question] = site.scheduler.asked
     del question["id"], question["body_bytes"]
     assert question == {"model": "org/beta", "prompt_tokens": 123, "key_id": "team-b", "prefix": "abc"}
-    [(_, headers, _)] = site.beta.requests
+    [(_unused, headers, _unused)] = site.beta.requests
     assert headers["authorization"] == f"Bearer {ENGINE_KEY}"
     assert not [name for name in headers if name.startswith("x-ringmaster")]
 
@@ -407,7 +407,7 @@ def test_refusal_of_an_engine_stays_what_it_is(site: Site) -> None:
 
 
 def test_request_that_got_no_byte_goes_to_another_engine(site: Site) -> None:
-    site.scheduler.decide = lambda _: {"server": "a.main"}
+    site.scheduler.decide = lambda _unused: {"server": "a.main"}
     site.alpha.die_without_answer = True
     body = {"prompt": "x" * 100_000, "model": "alpha"}
     answer = site.edge.ask("POST", "/v1/completions", body)
@@ -449,7 +449,7 @@ def test_killed_engine_costs_no_later_request_and_an_empty_pool_says_so(tmp_path
         edge.wait_for_engines("pool_alpha", 2)
         assert edge.ask("GET", "/healthz", key=None).body == b"ok\n"
         first.stop()
-        for _ in range(20):
+        for _unused in range(20):
             assert edge.complete().status == 200
         edge.wait_for_engines("pool_alpha", 1)
         second.stop()

@@ -31,7 +31,7 @@ def make_core(*engines: Engine, read_at: float | None = 0.0) -> DecisionCore:
 
 
 def placed(core: DecisionCore, now: float, count: int, model: str = "m") -> Counter[str | None]:
-    return Counter(core.decide(Request(model), now).engine for _ in range(count))
+    return Counter(core.decide(Request(model), now).engine for _unused in range(count))
 
 
 def view(core: DecisionCore, name: str, now: float) -> tuple[Health, str]:

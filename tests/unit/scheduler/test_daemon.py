@@ -63,7 +63,7 @@ class FakeEngine:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _unused: web.Request) -> web.Response:
         if self.hang:
             await self._stopping.wait()
         page = f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.5\n"
@@ -153,7 +153,7 @@ class Site:
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(number)
-        output, _ = await asyncio.wait_for(self.process.communicate(), 10)
+        output, _unused = await asyncio.wait_for(self.process.communicate(), 10)
         return self.process.returncode, output.decode()
 
     async def get(self, path: str) -> tuple[int, str]:
@@ -164,7 +164,7 @@ class Site:
             return response.status, await response.text()
 
     async def health(self) -> dict[str, str]:
-        _, text = await self.get("/v1/state")
+        _unused, text = await self.get("/v1/state")
         return {engine["name"]: engine["health"] for engine in json.loads(text)["engines"]}
 
     async def decide(self, model: str = "m") -> Any:
@@ -202,9 +202,9 @@ async def test_from_start_to_end(site: Site) -> None:
         return '"running": 50' in (await site.get("/v1/state"))[1]
 
     await eventually(seen)
-    assert [await site.decide() for _ in range(3)] == [{"server": "b"}] * 3
+    assert [await site.decide() for _unused in range(3)] == [{"server": "b"}] * 3
     assert await site.decide("other") == {"status": 404}
-    _, metrics = await site.get("/metrics")
+    _unused, metrics = await site.get("/metrics")
     assert 'ringmaster_scheduler_decisions_total{outcome="placed"} 3.0' in metrics
     assert 'ringmaster_scheduler_placements_total{engine="b"} 3.0' in metrics
     assert 'ringmaster_scheduler_engine_running{engine="a"} 50.0' in metrics
@@ -221,7 +221,7 @@ async def test_from_start_to_end(site: Site) -> None:
 async def test_watchdog_is_fed(site: Site) -> None:
     await site.start()
     loop = asyncio.get_running_loop()
-    for _ in range(3):
+    for _unused in range(3):
         assert await asyncio.wait_for(loop.sock_recv(site.manager, 4096), 5) == b"WATCHDOG=1"
 
 
@@ -234,7 +234,7 @@ async def test_dead_engine_is_out_and_comes_back(site: Site) -> None:
         return await site.health() == {"a": "unhealthy", "b": "healthy"}
 
     await eventually(out)
-    assert [await site.decide() for _ in range(3)] == [{"server": "b"}] * 3
+    assert [await site.decide() for _unused in range(3)] == [{"server": "b"}] * 3
     await site.engines[1].stop()
 
     async def refused() -> bool:
@@ -263,7 +263,7 @@ async def test_engine_that_hangs_or_talks_nonsense_is_out_and_disturbs_no_other(
         return await site.health() == {"a": "unhealthy", "b": "healthy"}
 
     await eventually(out)
-    for _ in range(20):
+    for _unused in range(20):
         assert await site.decide() == {"server": "b"}
         await asyncio.sleep(0.02)
     reason = "no answer within 0.2 s" if fault == "hang" else "no vllm:num_requests_running"
@@ -276,7 +276,7 @@ async def test_scheduler_that_stood_still_refuses_nothing(site: Site) -> None:
     assert site.process is not None
     site.process.send_signal(signal.SIGSTOP)
     await asyncio.sleep(1.0)  # longer than a reading stays good
-    waiting = [asyncio.create_task(site.decide()) for _ in range(5)]
+    waiting = [asyncio.create_task(site.decide()) for _unused in range(5)]
     await asyncio.sleep(0.1)
     site.process.send_signal(signal.SIGCONT)
     for decision in await asyncio.gather(*waiting):
@@ -313,7 +313,7 @@ async def test_members_are_followed(site: Site) -> None:
 
     await eventually(replaced)
     assert await site.decide("sql") == {"server": "b"}
-    _, log = await site.stop()
+    _unused, log = await site.stop()
     assert "members file not used" in log
 
 
@@ -323,7 +323,7 @@ async def test_address_that_is_taken_is_one_clear_line(site: Site) -> None:
         other.listen()
         await site.spawn()
         assert site.process is not None
-        output, _ = await asyncio.wait_for(site.process.communicate(), 10)
+        output, _unused = await asyncio.wait_for(site.process.communicate(), 10)
     assert site.process.returncode == 1
     assert "ERROR cannot listen" in output.decode()
     assert "Traceback" not in output.decode()

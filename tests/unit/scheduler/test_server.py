@@ -76,7 +76,7 @@ async def connected(decide: Decide = place) -> AsyncIterator[tuple[FakeHAProxy, 
 
 
 async def test_answers_carry_the_identifiers_of_their_questions() -> None:
-    async with connected() as (haproxy, _):
+    async with connected() as (haproxy, _unused):
         assert await haproxy.greet() == ("2.0", 16380, "pipelining")
         for stream_id in (0, 239, 240, 70_000, 2**40):
             haproxy.writer.write(question(stream_id, "m"))
@@ -93,7 +93,7 @@ async def test_pipelined_questions_are_all_answered_whatever_the_reads() -> None
             await haproxy.writer.drain()
             await asyncio.sleep(0.001)
         assert stream == b""
-        frame, _ = await haproxy.frame()
+        frame, _unused = await haproxy.frame()
         assert frame.type == FrameType.AGENT_HELLO
         for index in range(200):
             assert await haproxy.answer() == (spop.encode_identifiers(index, 1), {"server": f"m{index}.main"})
@@ -108,9 +108,9 @@ async def test_health_check_is_answered_and_closed() -> None:
 
 
 async def test_smaller_frame_size_holds() -> None:
-    async with connected() as (haproxy, _):
+    async with connected() as (haproxy, _unused):
         assert (await haproxy.greet(size=2**31)).max_frame_size == MAX_FRAME_SIZE
-    async with connected() as (haproxy, _):
+    async with connected() as (haproxy, _unused):
         assert (await haproxy.greet(size=300)).max_frame_size == 300
         haproxy.writer.write(question(1, "m" * 300))
         assert await haproxy.disconnected() == Status.FRAME_TOO_BIG
@@ -150,7 +150,7 @@ async def test_wrong_start_is_refused(sent: bytes, status: Status) -> None:
     ],
 )
 async def test_wrong_frame_ends_the_connection_after_the_answers_before_it(sent: bytes, status: Status) -> None:
-    async with connected() as (haproxy, _):
+    async with connected() as (haproxy, _unused):
         await haproxy.greet()
         haproxy.writer.write(question(9, "m") + sent + question(10, "m"))
         assert await haproxy.answer() == (spop.encode_identifiers(9, 1), {"server": "m.main"})
@@ -159,12 +159,12 @@ async def test_wrong_frame_ends_the_connection_after_the_answers_before_it(sent:
 
 async def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_HELLO_TIMEOUT", 0.05)
-    async with connected() as (haproxy, _):
+    async with connected() as (haproxy, _unused):
         assert await haproxy.disconnected() == Status.TIMEOUT
 
 
 async def test_unknown_messages_are_acknowledged() -> None:
-    async with connected() as (haproxy, _):
+    async with connected() as (haproxy, _unused):
         await haproxy.greet()
         haproxy.writer.write(question(1, "m", message="later"))
         assert await haproxy.answer() == (spop.encode_identifiers(1, 1), {})
@@ -204,7 +204,7 @@ async def test_haproxy_that_takes_no_answers_is_read_no_further() -> None:
         burst = b"".join(question(index, "m" * 1000) for index in range(100))
 
         async def send_without_reading() -> None:
-            for _ in range(2000):  # 200 MB
+            for _unused in range(2000):  # 200 MB
                 haproxy.writer.write(burst)
                 await haproxy.writer.drain()
 
@@ -240,4 +240,4 @@ def test_arguments_of_any_kind(arguments: dict[str, spop.Value], model: str | No
 )
 def test_variables_as_agreed(decision: Decision, variables: dict[str, spop.Value]) -> None:
     actions = actions_for(decision)
-    assert {name: value for _, name, value in spop.decode_ack(actions, 0, len(actions))} == variables
+    assert {name: value for _unused, name, value in spop.decode_ack(actions, 0, len(actions))} == variables

@@ -184,7 +184,7 @@ def test_notify_round_trip(
     assert frame.type == FrameType.NOTIFY
     assert frame.identifiers == spop.encode_identifiers(stream_id, frame_id)
     assert spop.decode_notify(encoded, frame.payload, end) == [
-        (name, {key: value for key, (_, value) in arguments.items()}) for name, arguments in messages.items()
+        (name, {key: value for key, (_unused, value) in arguments.items()}) for name, arguments in messages.items()
     ]
 
 
@@ -199,7 +199,7 @@ def test_ack_round_trip(variables: list[tuple[Scope, str, tuple[DataType, spop.V
     frame, end = only_frame(encoded)
     assert (frame.type, frame.identifiers) == (FrameType.ACK, identifiers)
     assert spop.decode_ack(encoded, frame.payload, end) == [
-        (scope, name, value) for scope, name, (_, value) in variables
+        (scope, name, value) for scope, name, (_unused, value) in variables
     ]
 
 

@@ -89,7 +89,7 @@ def test_what_cannot_start_says_why(
     arguments: list[str], environment: dict[str, str], status: int, message: str
 ) -> None:
     running = start(*arguments, **environment)
-    output, _ = running.communicate(timeout=20)
+    output, _unused = running.communicate(timeout=20)
     assert running.returncode == status
     assert message in output
     assert "Traceback" not in output
@@ -98,7 +98,7 @@ def test_what_cannot_start_says_why(
 def test_out_of_memory_at_start_ends_with_status_1(tmp_path: Path) -> None:
     (tmp_path / "faults.json").write_text('{"oom_at_start": {}}')
     running = start("serve", "m", STANDIN_FAULTS=str(tmp_path / "faults.json"))
-    output, _ = running.communicate(timeout=20)
+    output, _unused = running.communicate(timeout=20)
     assert running.returncode == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in output
 
@@ -147,7 +147,7 @@ def test_no_prompt_and_no_answer_is_in_the_log(tmp_path: Path) -> None:
         with post(path, {"prompt": SECRET_PROMPT, "max_tokens": SECRET_PROMPT}) as response:
             assert response.status == 400
         running.send_signal(signal.SIGTERM)
-        output, _ = running.communicate(timeout=10)
+        output, _unused = running.communicate(timeout=10)
     assert '"POST /v1/completions HTTP/1.1" 200' in output
     assert "zebra" not in output
     assert text[:20] not in output

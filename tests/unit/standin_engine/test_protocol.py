@@ -134,12 +134,14 @@ def test_prompts_come_as_text_tokens_or_lists_of_them() -> None:
 
 def test_parts_of_a_message_are_joined() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    _, messages = parse_chat({"messages": [{"role": "user", "content": parts}]}, auto_tool_choice=False)
+    _unused, messages = parse_chat({"messages": [{"role": "user", "content": parts}]}, auto_tool_choice=False)
     assert messages == [{"role": "user", "content": "one\ntwo"}]
 
 
 def test_the_newer_name_of_the_limit_wins() -> None:
-    request, _ = parse_chat({"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 7}, auto_tool_choice=False)
+    request, _unused = parse_chat(
+        {"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 7}, auto_tool_choice=False
+    )
     assert request.sampling.max_tokens == 7
 
 
@@ -147,7 +149,7 @@ def test_a_completion_has_sixteen_tokens_unless_told_and_a_chat_all_that_fit() -
     completion = parse_completion({"prompt": "a", "max_tokens": None})
     assert check_limits(completion, 10, 100, 20) == 16
     assert check_limits(completion, 90, 100, 20) == 10
-    chat, _ = parse_chat({"messages": MESSAGES}, auto_tool_choice=False)
+    chat, _unused = parse_chat({"messages": MESSAGES}, auto_tool_choice=False)
     assert check_limits(chat, 10, 100, 20) == 90
 
 

@@ -30,7 +30,7 @@ def test_a_prefill_is_cut_to_the_token_budget_and_shares_it_with_decodes() -> No
     scheduler.add(short)
     scheduler.add(long)
     computed: list[int] = []
-    for _ in range(3):
+    for _unused in range(3):
         step, made = run_step(scheduler)
         assert short in made
         computed += [tokens for sequence, tokens in step.sequences if sequence is long]
@@ -76,7 +76,7 @@ def test_a_second_prompt_with_the_same_beginning_computes_the_rest_only() -> Non
     run_step(scheduler)
     scheduler.remove(first)
     scheduler.add(second)
-    step, _ = run_step(scheduler)
+    step, _unused = run_step(scheduler)
     assert step.sequences == [(second, 2)]
     assert second.cached == 16
     assert (scheduler.prefix_queries, scheduler.prefix_hits) == (36, 16)
@@ -85,12 +85,12 @@ def test_a_second_prompt_with_the_same_beginning_computes_the_rest_only() -> Non
 def test_a_prompt_that_is_cached_whole_still_computes_its_last_block() -> None:
     scheduler = Scheduler(blocks=100, block_size=4)
     steps = []
-    for _ in range(2):
+    for _unused in range(2):
         sequence = SequenceState(prompt(8))
         scheduler.add(sequence)
         step, made = run_step(scheduler)
         assert made == [sequence]
-        steps.append([tokens for _, tokens in step.sequences])
+        steps.append([tokens for _unused, tokens in step.sequences])
         scheduler.remove(sequence)
     assert steps == [[8], [4]]
 
@@ -204,14 +204,14 @@ def test_every_answer_ends_and_no_block_is_lost(
         (arrival, SequenceState(prompt(length, 1000 * beginning), adapter), tokens, leaves)
         for length, beginning, tokens, arrival, adapter, leaves in wanted
     ]
-    left = {id(sequence): (tokens, leaves) for _, sequence, tokens, leaves in arrivals}
+    left = {id(sequence): (tokens, leaves) for _unused, sequence, tokens, leaves in arrivals}
     for number in range(20000):
-        for arrival, sequence, _, _ in arrivals:
+        for arrival, sequence, _unused, _unused in arrivals:
             if arrival == number:
                 scheduler.add(sequence)
         step = scheduler.schedule()
-        assert step.tokens == sum(tokens for _, tokens in step.sequences) <= budget
-        assert all(tokens > 0 for _, tokens in step.sequences)
+        assert step.tokens == sum(tokens for _unused, tokens in step.sequences) <= budget
+        assert all(tokens > 0 for _unused, tokens in step.sequences)
         assert len(scheduler.running) <= max_num_seqs
         assert len({sequence.adapter for sequence in scheduler.running if sequence.adapter}) <= 1
         used = {block for sequence in scheduler.running for block in sequence.blocks}
@@ -230,5 +230,5 @@ def test_every_answer_ends_and_no_block_is_lost(
     assert scheduler.pool.usage == 0
     assert not scheduler.running
     assert not scheduler.waiting
-    for _, sequence, tokens, leaves in arrivals:
+    for _unused, sequence, tokens, leaves in arrivals:
         assert len(sequence.outputs) == (max(tokens // 2, 1) if leaves else tokens)

@@ -152,7 +152,7 @@ async def test_a_root_path_is_served_with_and_without_it() -> None:
         for prefix in ("", "/engine"):
             async with engine.client.get(f"{prefix}/v1/models") as response:
                 assert response.status == 401
-            status, _ = await engine.post(f"{prefix}/v1/chat/completions", {**CHAT, "max_tokens": 1})
+            status, _unused = await engine.post(f"{prefix}/v1/chat/completions", {**CHAT, "max_tokens": 1})
             assert status == 200
 
 
@@ -235,10 +235,10 @@ async def test_all_engines_give_the_same_answer_at_temperature_zero_and_seeds_ar
         async with serving(STANDIN_CARD=card) as engine:
             seeded = {**CHAT, "temperature": 1, "seed": 7}
             for document in (CHAT, seeded):
-                _, answer = await engine.post("/v1/chat/completions", document)
+                _unused, answer = await engine.post("/v1/chat/completions", document)
                 texts += [answer["choices"][0]["message"]["content"]]
             free = {**CHAT, "temperature": 1}
-            some = [await engine.post("/v1/chat/completions", free) for _ in range(2)]
+            some = [await engine.post("/v1/chat/completions", free) for _unused in range(2)]
             assert some[0][1]["choices"][0]["message"] != some[1][1]["choices"][0]["message"]
     assert texts[:2] == texts[2:]
     assert texts[0] != texts[1]
@@ -246,13 +246,15 @@ async def test_all_engines_give_the_same_answer_at_temperature_zero_and_seeds_ar
 
 async def test_an_answer_ends_by_itself_unless_it_must_not() -> None:
     async with serving() as engine:
-        _, short = await engine.post("/v1/chat/completions", CHAT)
+        _unused, short = await engine.post("/v1/chat/completions", CHAT)
         tokens = short["usage"]["completion_tokens"]
         assert short["choices"][0]["finish_reason"] == "stop"
         assert short["choices"][0]["message"]["content"]
-        _, longer = await engine.post("/v1/chat/completions", {**CHAT, "min_tokens": tokens + 5})
+        _unused, longer = await engine.post("/v1/chat/completions", {**CHAT, "min_tokens": tokens + 5})
         assert longer["usage"]["completion_tokens"] >= tokens + 5
-        _, longest = await engine.post("/v1/chat/completions", {**CHAT, "ignore_eos": True, "max_tokens": tokens + 50})
+        _unused, longest = await engine.post(
+            "/v1/chat/completions", {**CHAT, "ignore_eos": True, "max_tokens": tokens + 50}
+        )
         assert longest["usage"]["completion_tokens"] == tokens + 50
         assert longest["choices"][0]["finish_reason"] == "length"
 
@@ -261,7 +263,7 @@ async def test_an_answer_ends_by_itself_unless_it_must_not() -> None:
 @pytest.mark.parametrize("include", [False, True])
 async def test_a_stop_string_ends_the_answer(stream: bool, include: bool) -> None:
     async with serving() as engine:
-        _, whole = await engine.post("/v1/chat/completions", CHAT)
+        _unused, whole = await engine.post("/v1/chat/completions", CHAT)
         text = whole["choices"][0]["message"]["content"]
         stop = text[20:27]  # Across the border of two tokens.
         document = {**CHAT, "stop": ["nowhere", stop], "include_stop_str_in_output": include}
@@ -280,7 +282,7 @@ async def test_a_stop_string_ends_the_answer(stream: bool, include: bool) -> Non
 async def test_token_prompts_count_as_tokenize_says_and_detokenize_gives_the_text_back() -> None:
     prompt = "A prompt, as tokens: 123 über."
     async with serving() as engine:
-        _, tokens = await engine.post("/tokenize", {"model": MODEL, "prompt": prompt, "return_token_strs": True})
+        _unused, tokens = await engine.post("/tokenize", {"model": MODEL, "prompt": prompt, "return_token_strs": True})
         assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
         assert await engine.post("/detokenize", {"tokens": tokens["tokens"]}) == (200, {"prompt": prompt})
         answers = [
@@ -290,17 +292,17 @@ async def test_token_prompts_count_as_tokenize_says_and_detokenize_gives_the_tex
         assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
         assert answers[0]["usage"] == answers[1]["usage"]
         assert answers[0]["usage"]["prompt_tokens"] == tokens["count"]
-        _, chat = await engine.post("/tokenize", {"messages": CHAT["messages"]})
-        _, answer = await engine.post("/v1/chat/completions", {**CHAT, "max_tokens": 1})
+        _unused, chat = await engine.post("/tokenize", {"messages": CHAT["messages"]})
+        _unused, answer = await engine.post("/v1/chat/completions", {**CHAT, "max_tokens": 1})
         assert answer["usage"]["prompt_tokens"] == chat["count"]
-        status, _ = await engine.post("/v1/completions", {"prompt": [10**9]})
+        status, _unused = await engine.post("/v1/completions", {"prompt": [10**9]})
         assert status == 400
 
 
 async def test_lists_of_prompts_and_n_give_one_choice_each() -> None:
     async with serving() as engine:
         document = {"prompt": ["one", "two"], "n": 2, "seed": 1, "max_tokens": 3, "echo": True}
-        _, answer = await engine.post("/v1/completions", document)
+        _unused, answer = await engine.post("/v1/completions", document)
         assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
         assert [choice["text"][:3] for choice in answer["choices"]] == ["one", "one", "two", "two"]
         assert answer["usage"]["completion_tokens"] == 12
@@ -316,14 +318,16 @@ async def test_lists_of_prompts_and_n_give_one_choice_each() -> None:
 
 async def test_echo_without_tokens_gives_the_prompt_alone() -> None:
     async with serving() as engine:
-        _, answer = await engine.post("/v1/completions", {"prompt": "Say it again", "echo": True, "max_tokens": 0})
+        _unused, answer = await engine.post(
+            "/v1/completions", {"prompt": "Say it again", "echo": True, "max_tokens": 0}
+        )
         assert answer["choices"][0]["text"] == "Say it again"
 
 
 async def test_logprobs_have_the_form_of_each_route() -> None:
     async with serving() as engine:
         document = {"prompt": "a", "temperature": 0, "logprobs": 3, "max_tokens": 4}
-        _, answer = await engine.post("/v1/completions", document)
+        _unused, answer = await engine.post("/v1/completions", document)
         logprobs = answer["choices"][0]["logprobs"]
         assert "".join(logprobs["tokens"]) == answer["choices"][0]["text"]
         assert logprobs["text_offset"][0] == 0
@@ -331,7 +335,7 @@ async def test_logprobs_have_the_form_of_each_route() -> None:
         assert all(len(top) == 3 and max(top.values()) <= 0 for top in logprobs["top_logprobs"])
         events = await engine.events("/v1/completions", document)
         assert [event["choices"][0]["logprobs"]["text_offset"][0] for event in events] == logprobs["text_offset"]
-        _, answer = await engine.post(
+        _unused, answer = await engine.post(
             "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2, "max_tokens": 2}
         )
         content = answer["choices"][0]["logprobs"]["content"]
@@ -354,7 +358,7 @@ async def test_a_stream_interval_gathers_tokens() -> None:
         events = await engine.events(
             "/v1/completions", {"prompt": "abc", "max_tokens": 10, "ignore_eos": True, "temperature": 0}
         )
-        _, whole = await engine.post(
+        _unused, whole = await engine.post(
             "/v1/completions", {"prompt": "abc", "max_tokens": 10, "ignore_eos": True, "temperature": 0}
         )
         assert len(events) == 4  # 1, 4, 4 and the last one.
@@ -376,7 +380,7 @@ async def test_a_slow_reader_loses_nothing() -> None:
             json.loads(line[6:]) for line in body.split("\r\n\r\n", 1)[1].split("\n\n") if line.startswith("data: {")
         ]
         shown = "".join(event["choices"][0]["delta"]["content"] for event in events)
-        _, whole = await engine.post("/v1/chat/completions", {**document, "stream": False})
+        _unused, whole = await engine.post("/v1/chat/completions", {**document, "stream": False})
         assert shown == whole["choices"][0]["message"]["content"]
         writer.close()
 
@@ -426,7 +430,7 @@ async def test_metrics_have_vllms_names_types_and_labels() -> None:
 
 async def test_metrics_count_what_happened() -> None:
     async with serving() as engine:
-        for _ in range(2):
+        for _unused in range(2):
             await engine.post("/v1/chat/completions", {**CHAT, "max_tokens": 40, "ignore_eos": True})
         await engine.post("/v1/chat/completions", {**CHAT, "model": "none"})
         samples = await engine.metrics()
@@ -457,12 +461,12 @@ async def test_metrics_count_what_happened() -> None:
 async def test_over_max_num_seqs_requests_wait_and_are_seen_waiting() -> None:
     async with serving("--max-num-seqs", "2", scale="1") as engine:
         document = {**CHAT, "ignore_eos": True, "max_tokens": 60}
-        asked = [asyncio.ensure_future(engine.post("/v1/chat/completions", document)) for _ in range(5)]
+        asked = [asyncio.ensure_future(engine.post("/v1/chat/completions", document)) for _unused in range(5)]
         samples = await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 3)
         assert samples["vllm:num_requests_running"] == 2
         assert samples["vllm:num_requests_waiting_by_reason,reason=capacity"] == 3
         assert samples["vllm:kv_cache_usage_perc"] > 0
-        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+        assert {status for status, _unused in await asyncio.gather(*asked)} == {200}
         samples = await engine.metrics()
         assert samples["vllm:request_queue_time_seconds_sum"] > samples["vllm:request_prefill_time_seconds_sum"]
 
@@ -471,9 +475,9 @@ async def test_out_of_blocks_a_request_is_preempted_and_still_answered_the_same(
     arguments = ("--num-gpu-blocks-override", "12", "--max-model-len", "160", "--no-enable-prefix-caching")
     document = {**CHAT, "ignore_eos": True, "max_tokens": 100}
     async with serving(*arguments) as engine:
-        _, alone = await engine.post("/v1/chat/completions", document)
-        answers = await asyncio.gather(*(engine.post("/v1/chat/completions", document) for _ in range(3)))
-        assert all(answer["choices"] == alone["choices"] for _, answer in answers)
+        _unused, alone = await engine.post("/v1/chat/completions", document)
+        answers = await asyncio.gather(*(engine.post("/v1/chat/completions", document) for _unused in range(3)))
+        assert all(answer["choices"] == alone["choices"] for _unused, answer in answers)
         samples = await engine.metrics()
         assert samples["vllm:num_preemptions_total"] > 0
         assert samples["vllm:request_num_preemptions_sum"] == samples["vllm:num_preemptions_total"]
@@ -554,7 +558,7 @@ async def test_a_hung_engine_is_healthy_and_answers_when_the_fault_is_over(tmp_p
 async def test_garbage_has_status_200_and_another_text(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
     async with serving(faults=path) as engine:
-        _, good = await engine.post("/v1/chat/completions", CHAT)
+        _unused, good = await engine.post("/v1/chat/completions", CHAT)
         path.write_text('{"garbage": {}}')
         await asyncio.sleep(0.3)
         status, bad = await engine.post("/v1/chat/completions", CHAT)

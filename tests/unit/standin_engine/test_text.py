@@ -52,7 +52,7 @@ def test_the_chat_template_frames_every_turn_and_text_cannot_forge_a_frame() -> 
 
 def answer_text(seed: int, length: int) -> str:
     answer = WRITER.answer(seed)
-    return TOKENIZER.decode([answer.next_token() for _ in range(length)])
+    return TOKENIZER.decode([answer.next_token() for _unused in range(length)])
 
 
 def test_an_answer_is_readable_and_the_same_for_the_same_seed() -> None:
@@ -112,7 +112,7 @@ def test_a_stop_string_is_found_wherever_the_pieces_are_cut(pieces: list[str], s
 
 @given(st.lists(st.text("abc", max_size=4), min_size=1, max_size=12), st.lists(st.text("abc", min_size=1, max_size=4)))
 def test_no_stop_string_is_ever_shown(pieces: list[str], stops: list[str]) -> None:
-    shown, _ = scan(pieces, stops or ["abc"], include=False)
+    shown, _unused = scan(pieces, stops or ["abc"], include=False)
     assert not any(stop in shown for stop in stops or ["abc"])
     assert "".join(pieces).startswith(shown)
 

@@ -103,7 +103,11 @@ def _engine_row(view: EngineView) -> str:
         str(view.placements),
         f"{view.load:.2f}",
     )
-    return "<tr>" + "".join(f'<td class="{style}">{cell}</td>' for cell, (_, style) in zip(cells, _COLUMNS)) + "</tr>\n"
+    return (
+        "<tr>"
+        + "".join(f'<td class="{style}">{cell}</td>' for cell, (_unused, style) in zip(cells, _COLUMNS))
+        + "</tr>\n"
+    )
 
 
 def _outcome_row(outcome: Outcome, count: int) -> str:

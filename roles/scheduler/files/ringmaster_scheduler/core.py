@@ -211,7 +211,7 @@ class _Pool:
         """Return the healthy seat with the lowest key; its entry is then the heap's top."""
         heap = self.heap
         while heap:
-            key, _, version, seat = heap[0]
+            key, _unused, version, seat = heap[0]
             if version != seat.version:
                 heapq.heappop(heap)
             elif now > seat.state.healthy_until:

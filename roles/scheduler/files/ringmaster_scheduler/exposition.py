@@ -89,7 +89,7 @@ def _series(page: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
 
 
 def _requests(page: bytes, name: bytes) -> int:
-    values = [value for _, value in _series(page, name)]
+    values = [value for _unused, value in _series(page, name)]
     if not values:
         raise ExpositionError(f"no {name.decode()}")
     total = math.fsum(values) if all(map(math.isfinite, values)) else math.nan
@@ -100,7 +100,7 @@ def _requests(page: bytes, name: bytes) -> int:
 
 def _kv_use(page: bytes) -> float | None:
     for name in KV_USE:
-        values = [value for _, value in _series(page, name)]
+        values = [value for _unused, value in _series(page, name)]
         if values:
             return max(values) if all(0 <= value <= 1 for value in values) else None
     return None
@@ -108,7 +108,7 @@ def _kv_use(page: bytes) -> float | None:
 
 def _kv_tokens(page: bytes) -> int | None:
     tokens = 0
-    for labels, _ in _series(page, CACHE_CONFIG):
+    for labels, _unused in _series(page, CACHE_CONFIG):
         found = dict(_LABEL.findall(labels))
         blocks = _positive(found.get(b"num_gpu_blocks", b""), _MOST_BLOCKS)
         block_size = _positive(found.get(b"block_size", b""), _MOST_BLOCK_SIZE)

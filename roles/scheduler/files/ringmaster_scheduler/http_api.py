@@ -46,16 +46,16 @@ class HttpApi:
         """Answer what was asked and stop listening."""
         await self._runner.cleanup()
 
-    async def _console(self, _: web.Request) -> web.Response:
+    async def _console(self, _unused: web.Request) -> web.Response:
         return web.Response(text=console.render(self._snapshot()), content_type="text/html", headers=_HEADERS)
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, _unused: web.Request) -> web.Response:
         document = self._snapshot().health_document()
         return web.json_response(document, status=503 if document["reasons"] else 200, headers=_HEADERS)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _unused: web.Request) -> web.Response:
         page = generate_latest(self._registry)
         return web.Response(body=page, headers={**_HEADERS, "Content-Type": CONTENT_TYPE_LATEST})
 
-    async def _state(self, _: web.Request) -> web.Response:
+    async def _state(self, _unused: web.Request) -> web.Response:
         return web.json_response(self._snapshot().document(), headers=_HEADERS)

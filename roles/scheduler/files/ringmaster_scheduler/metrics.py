@@ -93,7 +93,7 @@ def _engine_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield placements
     yield failures
     yield healthy
-    for family, _ in gauges:
+    for family, _unused in gauges:
         yield family
 
 

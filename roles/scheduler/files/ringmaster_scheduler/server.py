@@ -111,7 +111,7 @@ class SpoeConnection(asyncio.Protocol):
             _HELLO_TIMEOUT, self._protocol_error, spop.ProtocolError(spop.Status.TIMEOUT, "no HAPROXY-HELLO came")
         )
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the interface of asyncio
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the interface of asyncio
         self._closing = True
         self._cancel_hello_timer()
         self._server.connections.discard(self)

@@ -340,8 +340,8 @@ def decode_frame(buffer: Buffer, offset: int, end: int) -> Frame:
         raise ProtocolError(Status.INVALID_FRAME, "the frame is aborted, but no fragment came before")
     if not flags & _FLAG_FIN or kind == FrameType.UNSET:
         raise ProtocolError(Status.FRAGMENTATION_NOT_SUPPORTED, "payload fragmentation is not supported")
-    _, payload = decode_varint(buffer, identifiers, end)
-    _, payload = decode_varint(buffer, payload, end)
+    _unused, payload = decode_varint(buffer, identifiers, end)
+    _unused, payload = decode_varint(buffer, payload, end)
     return Frame(kind, bytes(buffer[identifiers:payload]), payload)
 
 
@@ -426,7 +426,7 @@ def decode_notify(buffer: Buffer, offset: int, end: int) -> list[tuple[str, dict
         count = buffer[offset]
         offset += 1
         arguments: dict[str, Value] = {}
-        for _ in range(count):
+        for _unused in range(count):
             argument, offset = decode_string(buffer, offset, end)
             arguments[argument], offset = decode_typed(buffer, offset, end)
         messages.append((name, arguments))

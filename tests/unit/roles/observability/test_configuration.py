@@ -43,18 +43,18 @@ def test_every_member_is_a_target_with_its_labels() -> None:
 def test_ports_are_the_operators() -> None:
     targets = jobs(observability_port=1, observability_haproxy_port=2, observability_scheduler_port=3)
     assert [
-        target.rpartition(":")[2] for job in ("prometheus", "haproxy", "scheduler") for target, _ in targets[job]
+        target.rpartition(":")[2] for job in ("prometheus", "haproxy", "scheduler") for target, _unused in targets[job]
     ] == list("12233")
 
 
 def test_verification_expects_the_targets_of_the_configuration() -> None:
-    targets = [target for job in jobs().values() for target, _ in job]
+    targets = [target for job in jobs().values() for target, _unused in job]
     assert sorted(evaluate("observability_endpoints")) == sorted(targets)
 
 
 def test_a_member_that_leaves_is_no_target() -> None:
     without = {**MEMBERS, "engines": MEMBERS["engines"][1:]}
-    assert [target for target, _ in jobs(observability_members=without)["engine"]] == ["[2001:db8::15]:8101"]
+    assert [target for target, _unused in jobs(observability_members=without)["engine"]] == ["[2001:db8::15]:8101"]
 
 
 @needs_promtool

@@ -47,7 +47,7 @@ class BlockPool:
         Raises:
             KeyError: no block is free.
         """
-        block, _ = self._free.popitem(last=False)
+        block, _unused = self._free.popitem(last=False)
         content = self._hash_of[block]
         if content is not None:
             del self._block_of[content]
@@ -299,7 +299,7 @@ class Scheduler:
             self.waiting.popleft()
             for block in found:
                 self.pool.share(block)
-            sequence.blocks = found + [self.pool.allocate() for _ in range(new_blocks)]
+            sequence.blocks = found + [self.pool.allocate() for _unused in range(new_blocks)]
             sequence.computed = len(found) * self.block_size
             sequence.known_blocks = len(found)
             if sequence.preemptions == 0:

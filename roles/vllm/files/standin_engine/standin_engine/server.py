@@ -157,7 +157,7 @@ class Server:
     def _has_key(self, request: web.Request) -> bool:
         if request.method == "OPTIONS":
             return True
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        scheme, _unused, key = request.headers.get("Authorization", "").partition(" ")
         digest = hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
         matches = [secrets.compare_digest(digest, known) for known in self._keys]
         return scheme.lower() == "bearer" and any(matches)
