@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from standin_engine import cards, flags
 from standin_engine.config import Adapter, Config, ConfigError, build
+
+FLAGS: dict[str, dict[str, Any]] = json.loads(flags.FLAGS_FILE.read_text())
+PARSER = flags.build_parser()
+FITTING = {"integer": "1", "number": "0.5", "size": "32k", "json": '{"a": 1}', "text": "text"}
 
 
 def configure(*arguments: str, **environment: str) -> Config:
@@ -38,6 +44,26 @@ def test_what_vllm_refuses_is_refused_as_argparse_does(
         flags.parse(["some/model", *arguments])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_flag_of_vllm_takes_a_fitting_value() -> None:
+    for flag, entry in FLAGS.items():
+        values = []
+        if entry["values"] != "none":
+            values = [str(choice) for choice in entry.get("choices", [FITTING[entry["type"]]])]
+        for words in [[flag, value] for value in values] or [[flag]]:
+            (found,) = {name for name, value in vars(PARSER.parse_args(words)).items() if value is not None}
+            assert found == flag[2:].replace("-", "_")
+        if entry.get("negatable"):
+            assert vars(PARSER.parse_args(["--no-" + flag[2:]]))[found] is False
+
+
+@pytest.mark.parametrize("flag", [flag for flag, entry in FLAGS.items() if entry["values"] in ("one", "many")])
+def test_a_flag_without_its_value_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        PARSER.parse_args(["m", flag])
+    assert stopped.value.code == 2
+    assert f"argument {flag}: expected" in capsys.readouterr().err
 
 
 def test_options_of_the_field_notes_that_exist_are_taken() -> None:
@@ -100,11 +126,13 @@ def test_a_smaller_card_and_a_smaller_share_leave_fewer_blocks() -> None:
         (["--gpu-memory-utilization", "0.1"], {}, "No available memory for the cache blocks"),
         (["--max-model-len", "40000"], {}, "greater than the derived max_model_len"),
         (["--max-num-seqs", "0"], {}, "max_num_seqs must be at least 1"),
+        (["--port", "65536"], {}, r"port must be in \[0, 65535\], got 65536"),
         (["--max-num-batched-tokens", "64"], {}, "must be greater than or equal to max_num_seqs"),
         (["--num-gpu-blocks-override", "10"], {}, "estimated maximum model length is 160"),
         (["--lora-modules", "sql=/x"], {}, "needs --enable-lora"),
         (["--enable-lora", "--lora-modules", "sql"], {}, "Invalid format for --lora-modules"),
         (["--enable-lora", "--lora-modules", '{"name": "x"}'], {}, "Invalid JSON format"),
+        (["--enable-lora", "--lora-modules", '{"name": 3, "path": "/x"}'], {}, "Invalid JSON format"),
         (["--enable-lora", "--lora-modules", "a=/x", "a=/y"], {}, "names an adapter twice"),
         (["--enable-lora", "--lora-modules", "some/model=/x"], {}, "name of the served model"),
     ],
@@ -134,6 +162,9 @@ def test_the_key_comes_from_the_flag_the_environment_or_the_credential_in_this_o
     assert configure().api_keys == ()
     (tmp_path / "api-key").write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
+        configure(**place)
+    (tmp_path / "api-key").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="cannot be read: UnicodeDecodeError"):
         configure(**place)
 
 

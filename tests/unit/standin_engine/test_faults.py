@@ -73,6 +73,8 @@ def test_a_crash_that_was_ordered_before_the_start_is_not_due(tmp_path: Path) ->
         '{"slow": {"factor": 0}}',
         '{"slow": {"factor": "NaN"}}',
         '{"slow": {"factor": NaN}}',
+        '{"slow": {"factor": 1e999}}',
+        '{"slow": {"factor": 1001}}',
     ],
 )
 def test_a_broken_file_is_said_once_and_changes_nothing(

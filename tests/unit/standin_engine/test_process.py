@@ -22,6 +22,8 @@ import standin_engine
 
 ROOT = Path(standin_engine.__file__).resolve().parents[1]
 SECRET_PROMPT = "zebra crossing"
+KEY = "sesame"
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 LONG = {"prompt": SECRET_PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
@@ -70,7 +72,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 def post(path: Path, document: Any) -> Iterator[http.client.HTTPResponse]:
     """The head of an answer to a completion; its body can be read."""
     with contextlib.closing(Connection(path)) as connection:
-        connection.request("POST", "/v1/completions", json.dumps(document), {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", json.dumps(document), HEADERS)
         with connection.getresponse() as response:
             yield response
 
@@ -140,14 +142,35 @@ def test_sigterm_without_a_time_cuts_requests_in_flight(tmp_path: Path) -> None:
             response.read()
 
 
-def test_no_prompt_and_no_answer_is_in_the_log(tmp_path: Path) -> None:
-    with process(tmp_path, "--uvicorn-log-level", "trace") as (running, path):
+def test_no_prompt_no_answer_and_no_key_is_in_the_log(tmp_path: Path) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: engine\r\nAuthorization: Bearer {KEY}\r\n"
+    broken = [
+        f"GET /v1/models?key={KEY} HTTP/1.1\r\nHost: engine\r\n\r\n",
+        f"GET /health HTTP/1.1\r\nHost: engine\r\nAuthori zation: Bearer {KEY}\r\n\r\n",
+        f"{head}Content-Length: 2\r\n\r\n{{}}{SECRET_PROMPT}\r\n\r\n",
+        f"{head}Transfer-Encoding: chunked\r\n\r\n{SECRET_PROMPT}\r\n",
+        f"{head}Content-Encoding: gzip\r\nContent-Length: {len(SECRET_PROMPT)}\r\n\r\n{SECRET_PROMPT}",
+        f"{head}Content-Length: 1000\r\n\r\n{SECRET_PROMPT}",
+    ]
+    arguments = ("--uvicorn-log-level", "trace")
+    with process(tmp_path, *arguments, VLLM_API_KEY=KEY) as (running, path):
         with post(path, {**LONG, "stream": False}) as response:
             text = json.loads(response.read())["choices"][0]["text"]
         with post(path, {"prompt": SECRET_PROMPT, "max_tokens": SECRET_PROMPT}) as response:
             assert response.status == 400
+        for request in broken:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                client.sendall(request.encode())
+                client.shutdown(socket.SHUT_WR)
+                client.settimeout(5)
+                while client.recv(65536):
+                    pass
         running.send_signal(signal.SIGTERM)
         output, _unused = running.communicate(timeout=10)
     assert '"POST /v1/completions HTTP/1.1" 200' in output
-    assert "zebra" not in output
-    assert text[:20] not in output
+    assert '"GET /v1/models HTTP/1.1" 401' in output
+    for secret in ("zebra", KEY, text[:20]):
+        assert secret not in output
+    assert "Traceback" not in output
+    assert "File " not in output

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from standin_engine.scheduler import BlockPool, Scheduler, SequenceState, Step
 
@@ -168,67 +168,86 @@ def test_a_prompt_over_the_capacity_and_a_card_without_room_are_refused() -> Non
         BlockPool(0)
 
 
-requests = st.lists(
-    st.tuples(
-        st.integers(1, 60),  # tokens of the prompt
-        st.integers(0, 2),  # which of three beginnings
-        st.integers(1, 40),  # tokens of the answer
-        st.integers(0, 30),  # step of arrival
-        st.sampled_from(["", "a", "b"]),
-        st.booleans(),  # whether the client leaves half-way
-    ),
-    min_size=1,
-    max_size=12,
-)
+class Traffic(RuleBasedStateMachine):
+    """Requests come, run and leave in any order, also while a step is computed; all that stay end with their tokens."""
 
+    @initialize(
+        blocks=st.integers(26, 60),
+        block_size=st.sampled_from([4, 16]),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 64),
+        prefix_caching=st.booleans(),
+    )
+    def start(self, blocks: int, block_size: int, max_num_seqs: int, budget: int, prefix_caching: bool) -> None:
+        self.scheduler = Scheduler(blocks, block_size, max_num_seqs, budget, prefix_caching)
+        self.wanted: dict[SequenceState, int] = {}
+        self.step: Step | None = None
 
-@given(
-    requests,
-    st.integers(25, 60),
-    st.sampled_from([1, 4, 16]),
-    st.integers(1, 5),
-    st.integers(5, 64),
-    st.booleans(),
-)
-def test_every_answer_ends_and_no_block_is_lost(
-    wanted: list[tuple[int, int, int, int, str, bool]],
-    spare_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    budget: int,
-    prefix_caching: bool,
-) -> None:
-    blocks = max(spare_blocks, -(-101 // block_size))
-    scheduler = Scheduler(blocks, block_size, max_num_seqs, budget, prefix_caching)
-    arrivals = [
-        (arrival, SequenceState(prompt(length, 1000 * beginning), adapter), tokens, leaves)
-        for length, beginning, tokens, arrival, adapter, leaves in wanted
-    ]
-    left = {id(sequence): (tokens, leaves) for _unused, sequence, tokens, leaves in arrivals}
-    for number in range(20000):
-        for arrival, sequence, _unused, _unused in arrivals:
-            if arrival == number:
-                scheduler.add(sequence)
-        step = scheduler.schedule()
-        assert step.tokens == sum(tokens for _unused, tokens in step.sequences) <= budget
+    @rule(
+        length=st.integers(1, 60),
+        beginning=st.integers(0, 2),
+        tokens=st.integers(1, 40),
+        adapter=st.sampled_from(["", "a", "b"]),
+    )
+    def submit(self, length: int, beginning: int, tokens: int, adapter: str) -> None:
+        sequence = SequenceState(prompt(length, 1000 * beginning), adapter)
+        self.wanted[sequence] = tokens
+        self.scheduler.add(sequence)
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(list(self.wanted)))
+        self.scheduler.remove(sequence)
+        del self.wanted[sequence]
+
+    @precondition(lambda self: self.step is None)
+    @rule()
+    def plan(self) -> None:
+        scheduler = self.scheduler
+        self.step = step = scheduler.schedule()
+        assert step.tokens == sum(tokens for _unused, tokens in step.sequences) <= scheduler.max_num_batched_tokens
         assert all(tokens > 0 for _unused, tokens in step.sequences)
-        assert len(scheduler.running) <= max_num_seqs
+        # Only a sequence that ran alone and was preempted leaves nothing to compute, and not twice in a row.
+        assert step.sequences or step.preempted or not self.wanted
+
+    @precondition(lambda self: self.step is not None)
+    @rule()
+    def compute(self) -> None:
+        assert self.step is not None
+        for sequence in self.scheduler.advance(self.step):
+            self.scheduler.append(sequence, 7)
+            if len(sequence.outputs) == self.wanted[sequence]:
+                self.scheduler.remove(sequence)
+                del self.wanted[sequence]
+        self.step = None
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        scheduler = self.scheduler
+        members = [*scheduler.running, *scheduler.waiting]
+        assert len(members) == len(self.wanted)
+        assert set(members) == set(self.wanted)
+        assert len(scheduler.running) <= scheduler.max_num_seqs
         assert len({sequence.adapter for sequence in scheduler.running if sequence.adapter}) <= 1
         used = {block for sequence in scheduler.running for block in sequence.blocks}
         assert len(used) == scheduler.pool.total - scheduler.pool.free
         for sequence in scheduler.running:
             assert len(set(sequence.blocks)) == len(sequence.blocks)
-        for sequence in scheduler.advance(step):
-            scheduler.append(sequence, number)
-            tokens, leaves = left[id(sequence)]
-            if len(sequence.outputs) >= (max(tokens // 2, 1) if leaves else tokens):
-                scheduler.remove(sequence)
-                del left[id(sequence)]
-        if not left:
-            break
-    assert not left
-    assert scheduler.pool.usage == 0
-    assert not scheduler.running
-    assert not scheduler.waiting
-    for _unused, sequence, tokens, leaves in arrivals:
-        assert len(sequence.outputs) == (max(tokens // 2, 1) if leaves else tokens)
+            assert len(sequence.blocks) * scheduler.block_size >= sequence.computed
+        assert not any(sequence.blocks for sequence in scheduler.waiting)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _unused in range(5000):
+            if self.step is not None:
+                self.compute()
+            if not self.wanted:
+                break
+            self.plan()
+        assert not self.wanted
+        assert self.scheduler.pool.usage == 0
+
+
+TestTraffic = Traffic.TestCase

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,6 +27,13 @@ FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("vllm_met
 MODEL = "qwen2-7b-instruct"
 KEY = {"Authorization": "Bearer secret"}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "temperature": 0}
+
+
+class PlainServer(TestServer):
+    """The library's test server would itself cancel the requests of departed clients; the engine's runner does not."""
+
+    async def _make_runner(self, **_unused: Any) -> web.AppRunner:
+        return web.AppRunner(self.app)
 
 
 class Running:
@@ -81,8 +89,11 @@ async def serving(
     server = Server(build(options, {"STANDIN_TIME_SCALE": scale, **environment}), Faults(faults))
     jobs = [asyncio.ensure_future(job) for job in (server.engine.run(), server.watch())]
     try:
-        async with TestClient(TestServer(server.application())) as client:
-            yield Running(server, client)
+        async with TestClient(PlainServer(server.application())) as client:
+            try:
+                yield Running(server, client)
+            finally:
+                await server.drain(0)
     finally:
         for job in jobs:
             job.cancel()
@@ -385,6 +396,23 @@ async def test_a_slow_reader_loses_nothing() -> None:
         writer.close()
 
 
+async def test_a_stream_has_one_frame_an_event_and_leaves_the_connection_open() -> None:
+    async with serving() as engine:
+        reader, writer = await asyncio.open_connection(engine.client.server.host, engine.client.server.port)
+        for _unused in range(2):
+            writer.write(raw_request("/v1/chat/completions", {**CHAT, "max_tokens": 3, "stream": True}))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"Transfer-Encoding: chunked" in head
+            frames = []
+            while length := int(await reader.readuntil(b"\r\n"), 16):
+                frames.append((await reader.readexactly(length + 2)).decode())
+            assert await reader.readexactly(2) == b"\r\n"
+            assert len(frames) == 5  # The role, three tokens, the mark of the end.
+            assert all(re.fullmatch(r"data: [^\n]+\n\n\r\n", frame) for frame in frames)
+            assert frames[-1] == "data: [DONE]\n\n\r\n"
+        writer.close()
+
+
 async def test_http_1_0_streams_without_chunked_encoding() -> None:
     async with serving() as engine:
         reader, writer = await asyncio.open_connection(engine.client.server.host, engine.client.server.port)
@@ -555,6 +583,28 @@ async def test_a_hung_engine_is_healthy_and_answers_when_the_fault_is_over(tmp_p
         assert (await asyncio.wait_for(asked, 5))[0] == 200
 
 
+async def test_a_hang_ends_by_itself_at_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    end = time.time() + 1
+    path.write_text(json.dumps({"hang": {"until": end}}))
+    async with serving(faults=path) as engine:
+        await asyncio.sleep(0.3)
+        assert (await asyncio.wait_for(engine.post("/v1/chat/completions", CHAT), 5))[0] == 200
+        assert time.time() >= end
+
+
+async def test_a_client_that_leaves_a_hung_engine_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    path.write_text('{"hang": {}}')
+    async with serving(faults=path) as engine:
+        await asyncio.sleep(0.3)
+        _reader, writer = await asyncio.open_connection(engine.client.server.host, engine.client.server.port)
+        writer.write(raw_request("/v1/chat/completions", CHAT))
+        await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 1)
+        writer.close()
+        await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 0, seconds=1)
+
+
 async def test_garbage_has_status_200_and_another_text(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
     async with serving(faults=path) as engine:
@@ -577,6 +627,21 @@ async def test_a_slow_engine_takes_longer(tmp_path: Path) -> None:
         await engine.post("/v1/chat/completions", document)
         after = (await engine.metrics())["vllm:e2e_request_latency_seconds_sum"]
         assert after - before > 3 * before
+
+
+async def test_a_body_over_the_limit_and_one_that_cannot_be_unpacked_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("standin_engine.server.MAX_BODY_BYTES", 1000)
+    async with serving() as engine:
+        status, answer = await engine.post("/v1/completions", {"prompt": "x" * 1000})
+        assert (status, answer) == (413, {"detail": "Request Entity Too Large"})
+        headers = {**KEY, "Content-Type": "application/json", "Content-Encoding": "gzip"}
+        async with engine.client.post("/v1/completions", data=b"not packed", headers=headers) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["type"] == "Bad Request"
+            assert response.headers["Connection"] == "close"
+        assert (await engine.post("/v1/chat/completions", {**CHAT, "max_tokens": 1}))[0] == 200
 
 
 async def test_a_refused_body_does_not_end_the_connection() -> None:

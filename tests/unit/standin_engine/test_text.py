@@ -117,6 +117,13 @@ def test_no_stop_string_is_ever_shown(pieces: list[str], stops: list[str]) -> No
     assert "".join(pieces).startswith(shown)
 
 
+@pytest.mark.parametrize(
+    ("stops", "expected"), [(["b", "a"], ("", "a")), (["abc", "c"], ("", "abc")), (["c", "bc"], ("ab", "c"))]
+)
+def test_the_stop_string_that_is_complete_first_counts(stops: list[str], expected: tuple[str, str]) -> None:
+    assert scan(["abc"], stops, include=False) == expected
+
+
 def test_stop_strings_do_not_count_before_they_are_active() -> None:
     scanner = StopScanner(["end"], include=False)
     shown = scanner.feed("the end", last=False, active=False)[0]

@@ -135,9 +135,13 @@ def _adapters(modules: list[str] | None) -> tuple[Adapter, ...]:
         if module.lstrip().startswith("{"):
             try:
                 entry = json.loads(module)
-                adapters.append(Adapter(entry["name"], entry["path"], entry.get("base_model_name")))
+                adapter = Adapter(entry["name"], entry["path"], entry.get("base_model_name"))
             except (ValueError, KeyError) as error:
                 raise ConfigError(f"Invalid JSON format for --lora-modules: {module}") from error
+            texts = [adapter.name, adapter.path, _or(adapter.base_model_name, "")]
+            if not all(isinstance(text, str) for text in texts):
+                raise ConfigError(f"Invalid JSON format for --lora-modules: {module}")
+            adapters.append(adapter)
         else:
             name, equals, path = module.partition("=")
             if not (name and equals and path):
@@ -157,7 +161,10 @@ def _api_keys(flag: list[str] | None, environment: Mapping[str, str]) -> tuple[s
     if environment.get("CREDENTIALS_DIRECTORY"):
         credential = Path(environment["CREDENTIALS_DIRECTORY"], "api-key")
         if credential.exists():
-            key = credential.read_text(encoding="utf-8").strip()
+            try:
+                key = credential.read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"the credential {credential} cannot be read: {type(error).__name__}") from error
             if not key:
                 raise ConfigError(f"the credential {credential} is empty")
             return (key,)
@@ -246,6 +253,9 @@ def build(options: argparse.Namespace, environment: Mapping[str, str]) -> Config
     if adapters and not options.enable_lora:
         raise ConfigError("--lora-modules needs --enable-lora")
     served_names = tuple(options.served_model_name or [model])
+    port = _or(options.port, 8000)
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port must be in [0, 65535], got {port}")  # The event loop would take it modulo 65536.
     if {adapter.name for adapter in adapters} & set(served_names):
         raise ConfigError("an adapter has the name of the served model")
 
@@ -253,7 +263,7 @@ def build(options: argparse.Namespace, environment: Mapping[str, str]) -> Config
         model=model,
         served_names=served_names,
         host=_or(options.host, "0.0.0.0"),
-        port=_or(options.port, 8000),
+        port=port,
         uds=options.uds,
         root_path=_or(options.root_path, "").rstrip("/"),
         api_keys=_api_keys(options.api_key, environment),

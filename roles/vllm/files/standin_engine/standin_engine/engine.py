@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Protocol
 
 from . import cards
@@ -50,11 +51,12 @@ class StopScanner:
         if active:
             # With stop strings included, text is shown at once: a match may begin in what was shown already.
             window = self._tail + buffer
-            for stop in self._stops:
-                found = window.find(stop)
-                if found >= 0:
-                    end = found + (len(stop) if self._include else 0) - len(self._tail)
-                    return buffer[: max(end, 0)], stop
+            found = [(window.index(stop) + len(stop), stop) for stop in self._stops if stop in window]
+            if found:
+                # As in vLLM the one that is complete first counts, and of those the one named first.
+                end, stop = min(found, key=itemgetter(0))
+                end -= len(self._tail) + (0 if self._include else len(stop))
+                return buffer[: max(end, 0)], stop
         cut = len(buffer) if last else max(len(buffer) - self._hold, 0)
         self._held = buffer[cut:]
         if self._include:

@@ -6,7 +6,7 @@ file, until the Unix time ``until`` if there is one.
 
 =============== =======================================================================================
 hang            requests are accepted and never answered; ``/health`` says 200, ``/metrics`` answers
-slow            every step takes ``factor`` times as long (a number over 0; default 5)
+slow            every step takes ``factor`` times as long (over 0, at most 1000; default 5)
 garbage         answers come with status 200 and make no sense
 crash           the process kills itself with SIGKILL; only if switched on after the process started, so that
                 a restarted engine lives
@@ -25,6 +25,8 @@ from typing import Any
 
 NAMES = frozenset({"hang", "slow", "garbage", "crash", "oom_at_start"})
 DEFAULT_SLOW_FACTOR = 5.0
+MAX_SLOW_FACTOR = 1000.0
+"""Steps take tens of milliseconds: beyond this ``slow`` would be a hang that outlives its own end."""
 
 logger = logging.getLogger("standin_engine.faults")
 
@@ -47,8 +49,8 @@ def parse(text: str) -> dict[str, dict[str, Any]]:
         if until is not None and (isinstance(until, bool) or not isinstance(until, (int, float))):
             raise ValueError(f"{name}.until is neither a Unix time nor null")
         factor = fault.get("factor", DEFAULT_SLOW_FACTOR)
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor > 0:
-            raise ValueError(f"{name}.factor is no number over 0")
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= MAX_SLOW_FACTOR:
+            raise ValueError(f"{name}.factor is no number over 0 and at most {MAX_SLOW_FACTOR:g}")
     return document
 
 

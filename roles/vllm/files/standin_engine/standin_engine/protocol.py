@@ -339,6 +339,10 @@ def _request(fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tok
     )
 
 
+def _is_token_ids(items: list[Any]) -> bool:
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+
+
 def _prompts(fields: Fields) -> Sequence[str | Sequence[int]]:
     prompt = fields.get("prompt")
     if prompt is None or prompt == "":
@@ -347,10 +351,10 @@ def _prompts(fields: Fields) -> Sequence[str | Sequence[int]]:
         return [prompt]
     if not isinstance(prompt, list):
         raise malformed("body.prompt", "string_type", "Input should be a valid string", prompt)
-    if all(type(item) is int for item in prompt):
+    if _is_token_ids(prompt):
         prompts: list[Any] = [prompt]
     elif all(isinstance(item, str) for item in prompt) or all(
-        isinstance(item, list) and all(type(token) is int for token in item) for item in prompt
+        isinstance(item, list) and _is_token_ids(item) for item in prompt
     ):
         prompts = prompt
     else:

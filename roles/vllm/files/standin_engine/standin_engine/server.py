@@ -11,12 +11,15 @@ import secrets
 import signal
 import socket
 import time
+import traceback
 import uuid
 from collections.abc import Awaitable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, Callable
 
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from . import VLLM_VERSION
@@ -89,7 +92,7 @@ class Server:
 
     def application(self) -> web.Application:
         """The application with all routes, under the root path, too, if there is one."""
-        application = web.Application(middlewares=[self._middleware], client_max_size=MAX_BODY_BYTES)
+        application = web.Application(middlewares=[self._surround], client_max_size=MAX_BODY_BYTES)
         application.on_response_prepare.append(self._name_server)
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/health", self._health),
@@ -114,24 +117,20 @@ class Server:
 
     # What surrounds every request.
 
-    @property
-    def _middleware(self) -> Any:
-        @web.middleware
-        async def surround(request: web.Request, handler: Handler) -> web.StreamResponse:
-            started = time.perf_counter()
-            response = await self._answer(request, handler)
-            resource = request.match_info.route.resource
-            self._http_metrics.observe(
-                request.method,
-                "none" if resource is None else resource.canonical[self._prefix_length(resource.canonical) :],
-                response.status,
-                time.perf_counter() - started,
-                request.content_length or 0,
-                response.content_length or 0,
-            )
-            return response
-
-        return surround
+    @web.middleware
+    async def _surround(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.perf_counter()
+        response = await self._answer(request, handler)
+        resource = request.match_info.route.resource
+        self._http_metrics.observe(
+            request.method,
+            "none" if resource is None else resource.canonical[self._prefix_length(resource.canonical) :],
+            response.status,
+            time.perf_counter() - started,
+            request.content_length or 0,
+            response.content_length or 0,
+        )
+        return response
 
     def _prefix_length(self, path: str) -> int:
         root = self._config.root_path
@@ -146,6 +145,8 @@ class Server:
                 response = await handler(request)
             except ApiError as error:
                 response = json_response(error.body, error.status)
+                if request.content.exception() is not None:
+                    response.force_close()  # Where the broken body ends and a next request begins cannot be told.
             except web.HTTPException as error:
                 response = json_response({"detail": error.reason}, error.status)
                 if "Allow" in error.headers:
@@ -270,7 +271,13 @@ class Server:
         return await self._generate(request, body, messages)
 
     async def _document(self, request: web.Request) -> dict[str, Any]:
-        return parse_body(request.headers.get("Content-Type", ""), await request.read())
+        try:
+            body = await request.read()
+        except web.RequestPayloadError as error:
+            raise ApiError(HTTPStatus.BAD_REQUEST, "There was an error parsing the body", "Bad Request") from error
+        except ConnectionError:
+            raise asyncio.CancelledError from None  # The client has left before its request was whole.
+        return parse_body(request.headers.get("Content-Type", ""), body)
 
     def _adapter(self, model: str | None) -> Adapter | None:
         """The adapter that a model name means; None for the base model.
@@ -486,6 +493,27 @@ class Server:
             self.engine.abort(group)
 
 
+class AccessLogger(AbstractAccessLogger):
+    """Writes a line a request in uvicorn's form, without the query, which may hold a key."""
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:  # noqa: ARG002
+        """Write the line."""
+        path = request.raw_path.partition("?")[0]
+        version = f"HTTP/{request.version.major}.{request.version.minor}"
+        self.logger.info('%s - "%s %s %s" %d', request.remote, request.method, path, version, response.status)
+
+
+def hide_input(record: logging.LogRecord) -> bool:
+    """Filter for the web library's log, whose exceptions quote what a client sent: their messages are left out."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        record.msg = f"{record.getMessage()}: {type(error).__name__}"
+        if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+            record.msg += "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
+        record.args = record.exc_info = None
+    return True
+
+
 def notify(message: str) -> None:
     """Tell the service manager something, if there is one that listens (``sd_notify``)."""
     address = os.environ.get("NOTIFY_SOCKET")
@@ -507,8 +535,9 @@ async def serve(config: Config, faults: Faults) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    logging.getLogger("aiohttp.server").addFilter(hide_input)
     access_log = logging.getLogger("standin_engine.access") if config.access_log else None
-    runner = web.AppRunner(server.application(), access_log=access_log, access_log_format='%a - "%r" %s')
+    runner = web.AppRunner(server.application(), access_log=access_log, access_log_class=AccessLogger)
     await runner.setup()
     connections = runner.server
     assert connections is not None
