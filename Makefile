@@ -18,7 +18,8 @@ setup: ## Debian packages and .venv (done by the other targets)
 rehearse: setup ## the main job: fleet, site.yml, a chat through the edge, the summary
 	@$(PYTHON) -m rehearsal run -- $(ARGS)
 
-rehearse-down: setup ## remove all that `make rehearse` made
+rehearse-down: ## remove all that `make rehearse` made
+	@[ -x $(PYTHON) ] || rehearsal/setup
 	@$(PYTHON) -m rehearsal down
 
 test: lint sanity unit package e2e ## lint, sanity, unit tests, package, then the rehearsal with its assertions

@@ -43,8 +43,9 @@ def switch_fault(
         if fault == "slow":
             document[fault]["factor"] = factor
     path = FAULTS_FILE.format(name=name)
-    # Written beside and renamed, so that the engine never reads a half of it.
-    remote = f"sudo sh -c 'cat >{path}.new && chmod 0644 {path}.new && mv {path}.new {path}'"
+    # Written beside and renamed, so that the engine never reads a half of it; the folder is the engine's own, and a
+    # link that it put there is not followed.
+    remote = f"""sudo sh -c 'new=$(mktemp {path}.XXXXXX) && cat >"$new" && chmod 0644 "$new" && mv -T "$new" {path}'"""
     finished = subprocess.run(
         [*fleet.ssh_command(checkout, fleet.address_of(checkout, host)), remote],
         input=json.dumps(document),

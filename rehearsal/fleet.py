@@ -39,17 +39,18 @@ def up(checkout: Checkout) -> dict[str, str]:
     wanted = inventory.read(checkout).images()
     _ensure_key(checkout)
     _ensure_secrets(checkout)
-    references = images.ensure(wanted.values())
     network = _ensure_network(checkout)
     addresses = _allocate(checkout, network, wanted)
     present = _containers(checkout)
     for host in sorted(set(present) - set(wanted)):
         say(f"removing {host}, which the inventory no longer lists")
         podman("rm", "--force", "--volumes", checkout.container(host))
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    with images.ensured(wanted.values()) as references, ThreadPoolExecutor(max_workers=4) as pool:
         start = functools.partial(_start, checkout)
         list(pool.map(lambda host: start(host, references[wanted[host]], addresses[host], present.get(host)), wanted))
+    with ThreadPoolExecutor(max_workers=4) as pool:
         list(pool.map(lambda host: _wait_for_systemd(checkout, host), wanted))
+        list(pool.map(lambda host: _authorize(checkout, host), wanted))
     _ensure_way_out(checkout, network, wanted)
     _write_known_hosts(checkout, addresses)
     with ThreadPoolExecutor(max_workers=4) as pool:
@@ -198,9 +199,13 @@ def _start(checkout: Checkout, host: str, image: str, address: str, present: dic
     podman("start", name)
     # A host that was replaced has another link address: what the machine remembers would hold it back for long.
     subprocess.run(["ip", "neighbour", "flush", "to", address], check=False, capture_output=True)
+
+
+def _authorize(checkout: Checkout, host: str) -> None:
+    """Let the operator's key in: at every start, since a start may have been cut before, or the key made anew."""
     key = checkout.private_key.with_suffix(".pub").read_bytes()
     command = "umask 077 && cat >/home/deploy/.ssh/authorized_keys && chown deploy: /home/deploy/.ssh/authorized_keys"
-    execute(name, ["sh", "-c", command], stdin=key)
+    execute(checkout.container(host), ["sh", "-c", command], stdin=key)
 
 
 def _answers(container: str) -> bool:

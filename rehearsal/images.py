@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,18 @@ def reference(name: str) -> str:
     return f"{REPOSITORY}-{name}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-def ensure(names: Iterable[str]) -> dict[str, str]:
-    """Build the images that are not there yet; gives name → reference."""
+@contextlib.contextmanager
+def ensured(names: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Build the images that are not there yet; gives name → reference.
+
+    Until the block ends, no other checkout removes an image that has no container yet.
+    """
     references = {name: reference(name) for name in sorted(set(names))}
-    with locked(MACHINE_LOCK, "another checkout that builds images"):
+    with locked(MACHINE_LOCK, "another checkout that builds images or starts hosts"):
         for name, image in references.items():
             if not podman_json("images", "--filter", f"reference={image}"):
                 _build(name, image)
-    return references
+        yield references
 
 
 def remove_unused() -> list[str]:

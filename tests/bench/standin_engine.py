@@ -5,7 +5,8 @@ Usage: PYTHONPATH=. python tests/bench/standin_engine.py [--streams N] [--rate R
 
 The engine is a process of its own pinned to one core, the load runs on another core where there is one. First the
 pace is set so that a step with all streams takes 1/R s and every stream gets R tokens a second; then the card is made
-so fast that the processor sets the pace, which gives the most tokens a second that the engine can stream.
+so fast that the processor sets the pace, which gives the most tokens a second that the engine can stream. Times between
+chunks are those after the last stream began: before that the card computes prompts, and is slower by its own model.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Engine:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
             return bytes(response.read())
 
-    def processor_seconds(self) -> float:
-        """Time that the process has spent on the processor since its start."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def processor_seconds(self) -> tuple[float, float]:
+        """Time that the process has spent on the processor, and ready to run but waiting for it, since its start."""
+        fields = Path(f"/proc/{self.process.pid}/schedstat").read_text().split()
+        return int(fields[0]) / 1e9, int(fields[1]) / 1e9
 
 
 def free_port() -> int:
@@ -94,23 +95,39 @@ def engine(core: int, streams: int, time_scale: float) -> Iterator[Engine]:
         process.wait()
 
 
+def intervals_since(outcome: load.Outcome, since: float) -> Iterator[float]:
+    """Seconds between the chunks of a request, for those that came after a Unix time."""
+    time_of_chunk = outcome.first_chunk
+    for interval in outcome.intervals:
+        time_of_chunk += interval
+        if time_of_chunk > since:
+            yield interval
+
+
 def measure(core: int, streams: int, tokens: int, time_scale: float) -> int:
     """Let every stream ask for one answer of that many tokens and print what came of it; gives the failed requests."""
     with engine(core, streams, time_scale) as running:
         # No answer ends within a second, so that nobody asks twice.
         what = load.Load("127.0.0.1", running.port, KEY, MODEL, streams, seconds=1, max_tokens=tokens)
-        started, spent = time.time(), running.processor_seconds()
+        started, before = time.time(), running.processor_seconds()
         outcomes = load.run(what)
-        took, busy = time.time() - started, running.processor_seconds() - spent
-        own: dict[str, Any] = json.loads(running.get(f"/standin/intervals?since={started}"))
-    whole = [outcome for outcome in outcomes if not outcome.error]
+        took = time.time() - started
+        busy, waited = (now - then for now, then in zip(running.processor_seconds(), before))
+        whole = [outcome for outcome in outcomes if not outcome.error]
+        all_run = max((outcome.first_chunk for outcome in whole), default=started)
+        own: dict[str, Any] = json.loads(running.get(f"/standin/intervals?since={all_run}"))
     if whole:
-        intervals = [interval * 1000 for outcome in whole for interval in outcome.intervals]
+        intervals = [interval * 1000 for outcome in whole for interval in intervals_since(outcome, all_run)]
+        all_ended = max(outcome.ended for outcome in whole)
         rates = [(tokens - 1) / (outcome.ended - outcome.first_chunk) for outcome in whole]
         at_client = ", ".join(f"p{share} {percentile(intervals, share / 100):.1f}" for share in (50, 99))
         print(f"  {len(whole)} of {len(outcomes)} answered; {tokens * len(whole) / took:.0f} tokens/s in {took:.1f} s")
         print(f"  a stream's tokens/s: p50 {percentile(rates, 0.5):.1f}, slowest {min(rates):.1f}")
-        print(f"  engine's core: {100 * busy / took:.0f} % busy, {1e6 * busy / (tokens * len(whole)):.0f} µs a token")
+        print(
+            f"  engine's core: {100 * busy / took:.0f} % busy, {1e6 * busy / (tokens * len(whole)):.0f} µs a token;"
+            f" other processes made it wait {100 * waited / took:.0f} % of the time"
+        )
+        print(f"  when all streams run: {own['count'] / (all_ended - all_run):.0f} chunks/s")
         print(
             f"  ms between chunks: at the client {at_client}; at the engine p50 {own['p50']:.1f}, p99 {own['p99']:.1f}"
         )

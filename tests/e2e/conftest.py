@@ -45,7 +45,7 @@ class Site:
         return Load(self.addresses[gateway], site.PUBLIC_PORT, self.edge_key, MODEL, streams, seconds, **more)
 
     def on(self, host: str, command: str, check: bool = True, stdin: str = "") -> str:
-        """Run a command line on a host as root; gives its standard output. A secret goes by stdin: sudo logs the line."""
+        """Run a command line on a host as root; gives its output. A secret goes by stdin: sudo logs the line."""
         finished = subprocess.run(
             [*fleet.ssh_command(self.checkout, self.addresses[host]), f"sudo sh -c '{command}'"],
             capture_output=True,

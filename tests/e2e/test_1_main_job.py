@@ -21,6 +21,7 @@ OPERATIONS = {
     "preprocessors": [],
 }
 GATEWAYS = ("gw1", "gw2")
+KEY_FILES = {"gw1": "engine-key.map", "gpu-a1": "/etc/ringmaster/vllm/main/api-key"}
 
 
 def get(url: str, key: str | None = None, body: dict[str, Any] | None = None) -> tuple[int, dict[str, str], bytes]:
@@ -175,6 +176,8 @@ def test_no_secret_in_a_file_that_others_can_read(running_site: Site) -> None:
             found = running_site.on(host, search, check=False, stdin=secret)
             readable = [line for line in found.splitlines() if int(line.split()[0][-1]) & 4]
             assert readable == [], host
+            if secret == running_site.engine_key and host in KEY_FILES:
+                assert KEY_FILES[host] in found, "the search must find the key where it belongs"
             assert secret not in running_site.on(host, "journalctl --no-pager -o cat; ps -eo args", check=False)
 
 

@@ -50,6 +50,18 @@ def server_sessions(running_site: Site, gateway: str, server: str) -> int:
     return int(total)
 
 
+def answering_engines(running_site: Site, gateway: str, since: float) -> dict[str, str]:
+    """Request id → engine, from the edge's access log."""
+    log = running_site.on(gateway, f"journalctl --unit haproxy --since @{since:.0f} --no-pager --output cat")
+    engines = {}
+    for line in log.splitlines():
+        at = line.find("{")
+        if at >= 0 and '"request_id"' in line:
+            entry = json.loads(line[at:])
+            engines[entry["request_id"]] = entry["engine"]
+    return engines
+
+
 @pytest.fixture(autouse=True)
 def healthy_site(running_site: Site) -> None:
     """Each test starts, and leaves the next one, with all engines up at both gateways."""
@@ -99,6 +111,8 @@ def test_killed_engine_costs_only_what_it_was_answering(running_site: Site) -> N
     assert failures(late) == []
     placed_meanwhile = sum(1 for outcome in background.outcomes if killed <= outcome.started <= killed_by)
     assert len(failed) <= at_kill + placed_meanwhile
+    engines = answering_engines(running_site, "gw1", since=killed - 10)
+    assert {engines.get(outcome.request_id) for outcome in failed if outcome.request_id} <= {"gpu-a1.main"}
     after = [outcome for outcome in background.outcomes if outcome.started > killed_by]
     assert len(after) > 50
     assert max(outcome.first_chunk - outcome.started for outcome in after) < 2.0
@@ -137,10 +151,15 @@ def test_hung_scheduler_fails_no_request(running_site: Site) -> None:
 
 
 def test_reload_of_the_edge_fails_no_request(running_site: Site) -> None:
+    before = running_site.on("gw1", "pidof haproxy")
     with Background(running_site.load(60, 8, max_tokens=64)) as background:
         time.sleep(3)
         running_site.on("gw1", "systemctl reload haproxy.service")
+        time.sleep(1)
+        during = running_site.on("gw1", "pidof haproxy")
+    assert set(during.split()) - set(before.split()), "expected a new worker"
     assert failures(background.outcomes) == []
+    assert len(background.outcomes) > 100
 
 
 def test_load_is_shared_by_what_each_engine_has(running_site: Site) -> None:

@@ -28,7 +28,7 @@ class Outcome:
     chunks: int = 0
     intervals: list[float] = dataclasses.field(default_factory=list)
     error: str = ""
-    body: bytes = b""
+    request_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +70,20 @@ class _Stream(asyncio.Protocol):
         self.outcome: Outcome | None = None
         self.done: asyncio.Future[None] | None = None
         self.head = b""
+        self.tail = b""
         self.last = 0.0
+        self.expected = 0
         self.closing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not derive from asyncio's, which they equal in use.
         self.transport = cast(asyncio.Transport, transport)
 
-    def send(self, request: bytes) -> tuple[Outcome, asyncio.Future[None]]:
+    def send(self, request: bytes, expected: int) -> tuple[Outcome, asyncio.Future[None]]:
+        """Send one request, which is to be answered by `expected` tokens, a chunk each."""
         self.outcome = Outcome(started=time.time())
         self.done = asyncio.get_running_loop().create_future()
-        self.head, self.last = b"", 0.0
+        self.head, self.tail, self.last, self.expected = b"", b"", 0.0, expected
         self.transport.write(request)
         return self.outcome, self.done
 
@@ -96,8 +99,10 @@ class _Stream(asyncio.Protocol):
             head, data = self.head.split(b"\r\n\r\n", 1)
             outcome.status = int(head.split(b" ", 2)[1])
             self.closing = b"\r\nconnection: close" in head.lower()
+            for line in head.split(b"\r\n"):
+                if line.lower().startswith(b"x-request-id:"):
+                    outcome.request_id = line[13:].strip().decode()
             if outcome.status != 200:
-                outcome.body = data
                 # The rest of a refusal does not matter: close instead of reading it.
                 self._finish(f"status {outcome.status}: {data[:300].decode(errors='replace')}")
                 self.closing = True
@@ -110,8 +115,16 @@ class _Stream(asyncio.Protocol):
                 outcome.first_chunk = time.time()
             self.last = now
             outcome.chunks += events
-        if data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n":
-            self._finish("" if outcome.chunks else "an answer without an event")
+        # The end may be cut anywhere between two readings.
+        self.tail = (self.tail + data)[-64:]
+        if b'"error"' in data:
+            self._finish(f"an error in the stream: {data[-300:].decode(errors='replace')}")
+            self.closing = True
+        elif self.tail.endswith(b"\r\n0\r\n\r\n"):
+            whole = b"data: [DONE]" in self.tail and outcome.chunks >= self.expected
+            self._finish(
+                "" if whole else f"the stream ended after {outcome.chunks} of {self.expected} chunks: {self.tail!r}"
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
@@ -143,7 +156,7 @@ async def _client(load: Load, number: int, end: float, outcomes: list[Outcome]) 
                 outcomes.append(Outcome(started=now, ended=now, error=f"no connection: {error}"))
                 await asyncio.sleep(0.2)
                 continue
-        outcome, done = stream.send(load.request(number * 1_000_000 + sent))
+        outcome, done = stream.send(load.request(number * 1_000_000 + sent), load.max_tokens)
         sent += 1
         outcomes.append(outcome)
         try:

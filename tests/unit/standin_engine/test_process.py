@@ -107,11 +107,12 @@ def test_out_of_memory_at_start_ends_with_status_1(tmp_path: Path) -> None:
 
 def test_a_crash_looks_like_a_kill_and_the_next_start_lives(tmp_path: Path) -> None:
     faults = tmp_path / "faults.json"
-    with process(tmp_path, STANDIN_FAULTS=str(faults)) as (running, path), post(path, LONG) as response:
-        faults.write_text('{"crash": {}}')
-        assert running.wait(5) == -signal.SIGKILL
-        with pytest.raises(http.client.IncompleteRead):
-            response.read()
+    with process(tmp_path, STANDIN_FAULTS=str(faults)) as (running, path):
+        with post(path, LONG) as response:
+            faults.write_text('{"crash": {}}')
+            assert running.wait(5) == -signal.SIGKILL
+            with pytest.raises(http.client.IncompleteRead):
+                response.read()
     path.unlink()
     (tmp_path / "notify").unlink()
     with process(tmp_path, STANDIN_FAULTS=str(faults)) as (running, path):
@@ -122,24 +123,26 @@ def test_a_crash_looks_like_a_kill_and_the_next_start_lives(tmp_path: Path) -> N
 
 
 def test_sigterm_lets_requests_in_flight_end_within_their_time(tmp_path: Path) -> None:
-    with process(tmp_path, "--shutdown-timeout", "20") as (running, path), contextlib.closing(Connection(path)) as idle:
-        idle.request("GET", "/health")
-        idle.getresponse().read()
-        with post(path, LONG) as response:
-            running.send_signal(signal.SIGTERM)
-            assert response.read().endswith(b"data: [DONE]\n\n")
-        assert running.wait(5) == 0
-        with pytest.raises(OSError, match=r"Connection refused|No such file"), post(path, LONG):
-            pass
+    with process(tmp_path, "--shutdown-timeout", "20") as (running, path):
+        with contextlib.closing(Connection(path)) as idle:
+            idle.request("GET", "/health")
+            idle.getresponse().read()
+            with post(path, LONG) as response:
+                running.send_signal(signal.SIGTERM)
+                assert response.read().endswith(b"data: [DONE]\n\n")
+            assert running.wait(5) == 0
+            with pytest.raises(OSError, match=r"Connection refused|No such file"), post(path, LONG):
+                pass
 
 
 def test_sigterm_without_a_time_cuts_requests_in_flight(tmp_path: Path) -> None:
-    with process(tmp_path) as (running, path), post(path, {**LONG, "max_tokens": 5000}) as response:
-        response.read1(10)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(5) == 0
-        with pytest.raises(http.client.IncompleteRead):
-            response.read()
+    with process(tmp_path) as (running, path):
+        with post(path, {**LONG, "max_tokens": 5000}) as response:
+            response.read1(10)
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(5) == 0
+            with pytest.raises(http.client.IncompleteRead):
+                response.read()
 
 
 def test_no_prompt_no_answer_and_no_key_is_in_the_log(tmp_path: Path) -> None:
