@@ -66,12 +66,27 @@ VARIABLES = (
     *(port.variable for port in PORTS),
 )
 
+# Flags that the vllm role sets itself; a unit test holds them equal to the role's own list.
+RESERVED_OPTIONS = (
+    "host",
+    "port",
+    "uds",
+    "api-key",
+    "served-model-name",
+    "enable-lora",
+    "lora-modules",
+    "shutdown-timeout",
+)
+
 # Networks for documentation (RFC 5737, RFC 3849): an address from there is one that was never filled in.
 DOCUMENTATION_NETWORKS = tuple(
     ipaddress.ip_network(network) for network in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")
 )
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_.:-]+\Z")  # what HAProxy takes as the name of a server
+_ENGINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")  # a folder, a systemd instance, and part of a server's name
+# What clients ask for by name stands in HAProxy's maps and in JSON; the edge role refuses anything else.
+_SERVED_NAME = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}\Z")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\Z")
 _KEY = re.compile(r"[!-~]+\Z")  # a header's value: ASCII that can be seen
@@ -323,10 +338,10 @@ def _check_model_definitions(models: Mapping[Any, Any]) -> Iterator[Problem]:
     pools: dict[str, list[str]] = {}
     owners: dict[str, list[str]] = {}
     for name, model in models.items():
-        if not isinstance(name, str) or not name or not name.isprintable() or " " in name:
+        if not isinstance(name, str) or not _SERVED_NAME.match(name):
             yield Problem(
                 "ringmaster_models",
-                "names of models without spaces",
+                "names of models made of A-Z a-z 0-9 _ . : / @ + - (128 characters at most)",
                 _say(name),
                 "rename the model as clients ask for it",
             )
@@ -344,8 +359,15 @@ def _check_model_definitions(models: Mapping[Any, Any]) -> Iterator[Problem]:
                 "set it to the longest prompt and answer together that the model takes",
             )
         adapters = model.get("adapters", [])
-        if not isinstance(adapters, list) or any(not isinstance(each, str) or not each for each in adapters):
-            yield Problem(f"{where}.adapters", "a list of names", _say(adapters), "write [NAME, NAME], or leave it out")
+        if not isinstance(adapters, list) or not all(
+            isinstance(each, str) and _SERVED_NAME.match(each) for each in adapters
+        ):
+            yield Problem(
+                f"{where}.adapters",
+                "a list of names made of A-Z a-z 0-9 _ . : / @ + - (128 characters at most)",
+                _say(adapters),
+                "write [NAME, NAME], or leave it out",
+            )
             continue
         for adapter in adapters:
             owners.setdefault(str(adapter), []).append(name)
@@ -386,7 +408,8 @@ def _check_engines(site: _Site) -> Iterator[Problem]:
                 "vllm_engines",
                 "a list with at least one engine: [{name: main, model: NAME, port: 8100}]",
                 "no engine" if isinstance(engines, list) else _say(engines),
-                "define the host's engines, or take the host out of group engines",
+                "define the host's engines; to remove the last one, run the rollback playbook with -e operation=vllm "
+                "and --limit on this host first, then take it out of group engines",
                 (host,),
             )
             continue
@@ -456,10 +479,10 @@ def _check_engine(host: str, variables: Variables, engine: Mapping[Any, Any], wh
             where, f"only {', '.join(ENGINE_KEYS)}", _listed(unknown), "remove or correct these keys", (host,)
         )
     name, model, port = (engine.get(key) for key in ("name", "model", "port"))
-    if not isinstance(name, str) or not _SERVER_NAME.match(name):
+    if not isinstance(name, str) or not _ENGINE_NAME.match(name):
         yield Problem(
             f"{where}.name",
-            "letters, digits and _ . : - only, because HAProxy and systemd use the name",
+            "letters, digits, _ and - only, because folders, systemd and HAProxy use the name",
             _say(name),
             "name the engine, for instance main",
             (host,),
@@ -491,6 +514,15 @@ def _check_engine(host: str, variables: Variables, engine: Mapping[Any, Any], wh
             (host,),
         )
         return
+    twice = [key for key in options if key.replace("_", "-") in RESERVED_OPTIONS]
+    if twice:
+        yield Problem(
+            f"{where}.options",
+            f"none of {', '.join(RESERVED_OPTIONS)}, which the vllm role sets from variables of its own",
+            _listed(sorted(twice)),
+            "use the engine's port and model, vllm_listen_address, vllm_api_key, vllm_stop_timeout, ringmaster_models",
+            (host,),
+        )
     max_num_seqs = option(options, "max-num-seqs")
     if max_num_seqs is not None and whole_number(max_num_seqs, 1) is None:
         yield Problem(
