@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -42,6 +43,8 @@ def import_roots() -> list[str]:
 link_collection()
 os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(COLLECTIONS)  # for tests that start ansible-playbook or ansible-doc
 sys.path[:0] = [str(COLLECTIONS), str(CHECKOUT), *import_roots()]
+# Ansible's own importer of collections has to be there before the first import of one, whichever test comes first.
+importlib.import_module("ansible.plugins.loader").init_plugin_loader([str(COLLECTIONS)])
 
 # Same examples in each run: a red test is red for everybody. New ground is broken on purpose, with
 # HYPOTHESIS_PROFILE=explore, which keeps what it finds in .hypothesis/.

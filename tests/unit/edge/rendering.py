@@ -8,10 +8,7 @@ from typing import Any
 
 import yaml
 from ansible.parsing.dataloader import DataLoader
-from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar, trust_as_template
-
-init_plugin_loader()  # as every command of Ansible does, so that the collection's own filters are found
 
 ROLE = Path(__file__).resolve().parents[3] / "roles" / "edge"
 
