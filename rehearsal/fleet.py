@@ -202,9 +202,15 @@ def _start(checkout: Checkout, host: str, image: str, address: str, present: dic
 
 
 def _authorize(checkout: Checkout, host: str) -> None:
-    """Let the operator's key in: at every start, since a start may have been cut before, or the key made anew."""
+    """Let the operator in: at every start, since a start may have been cut before, or the key made anew.
+
+    The unit that ends systemd's "no logins yet" is started in case it failed: on nested control groups it sometimes does.
+    """
     key = checkout.private_key.with_suffix(".pub").read_bytes()
-    command = "umask 077 && cat >/home/deploy/.ssh/authorized_keys && chown deploy: /home/deploy/.ssh/authorized_keys"
+    command = (
+        "umask 077 && cat >/home/deploy/.ssh/authorized_keys && chown deploy: /home/deploy/.ssh/authorized_keys"
+        " && systemctl start systemd-user-sessions.service"
+    )
     execute(checkout.container(host), ["sh", "-c", command], stdin=key)
 
 
