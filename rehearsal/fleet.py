@@ -204,7 +204,7 @@ def _start(checkout: Checkout, host: str, image: str, address: str, present: dic
 def _authorize(checkout: Checkout, host: str) -> None:
     """Let the operator in: at every start, since a start may have been cut before, or the key made anew.
 
-    The unit that ends systemd's "no logins yet" is started in case it failed: on nested control groups it sometimes does.
+    The unit that ends systemd's "no logins yet" is started in case it failed, as it can on nested control groups.
     """
     key = checkout.private_key.with_suffix(".pub").read_bytes()
     command = (
