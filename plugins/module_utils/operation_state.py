@@ -185,9 +185,7 @@ class OperationState:
             return {}
         except OSError as error:
             raise self._refused(error, self.base) from error
-        records = [
-            OperationState(name, self.base).load() for name in names if name != self.name and _NAME.match(name)
-        ]
+        records = [OperationState(name, self.base).load() for name in names if name != self.name and _NAME.match(name)]
         return {record.name: record.measured for record in records if record is not None}
 
     def record(self, measured: dict[str, Any], files: Iterable[str], write: bool = True) -> Outcome:

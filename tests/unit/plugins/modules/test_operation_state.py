@@ -66,7 +66,9 @@ def rest(call: Run) -> dict[str, Any]:
 
 def test_reading_tells_what_others_measured(call: Run, module_run: Run, tmp_path: Path) -> None:
     directory = str(tmp_path / "operations")
-    module_run(operation_state.main, name="vllm", state="recorded", directory=directory, measured={"python3-uvloop": "1"})
+    module_run(
+        operation_state.main, name="vllm", state="recorded", directory=directory, measured={"python3-uvloop": "1"}
+    )
     assert "others" not in call("recorded", measured={"version": "3.0"})
     assert call("read")["others"] == {"vllm": {"python3-uvloop": "1"}}
 
