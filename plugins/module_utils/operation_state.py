@@ -174,6 +174,20 @@ class OperationState:
         except (ValueError, RecursionError) as error:
             raise self._damaged(str(error) or type(error).__name__) from error
 
+    def others(self) -> dict[str, dict[str, Any]]:
+        """What each other operation with a record here measured before its first apply, by the operation's name.
+
+        A damaged record of another operation is an error: nobody can tell what that operation relies on.
+        """
+        try:
+            names = sorted(os.listdir(self.base))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise self._refused(error, self.base) from error
+        records = [OperationState(name, self.base).load() for name in names if name != self.name and _NAME.match(name)]
+        return {record.name: record.measured for record in records if record is not None}
+
     def record(self, measured: dict[str, Any], files: Iterable[str], write: bool = True) -> Outcome:
         """Keep ``measured`` and the present state of ``files``, unless they are already recorded.
 

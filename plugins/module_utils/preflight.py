@@ -408,8 +408,8 @@ def _check_engines(site: _Site) -> Iterator[Problem]:
                 "vllm_engines",
                 "a list with at least one engine: [{name: main, model: NAME, port: 8100}]",
                 "no engine" if isinstance(engines, list) else _say(engines),
-                "define the host's engines; to remove the last one, run the rollback playbook with -e operation=vllm "
-                "and --limit on this host first, then take it out of group engines",
+                "define the host's engines; to remove the last one, first run ansible-playbook -i INVENTORY "
+                "ringmaster.inference.rollback -e operation=vllm --limit HOST, then take HOST out of group engines",
                 (host,),
             )
             continue
@@ -449,7 +449,15 @@ def _check_ports(site: _Site) -> Iterator[Problem]:
         used: dict[int, str] = {}
         for variable, number in ports:
             if number is None:
-                continue  # a wrong number of an engine is reported with the engine, another by its role
+                if variable in variables:  # else it is an engine's, which is reported with the engine
+                    yield Problem(
+                        variable,
+                        f"a port from 1 to {LARGEST_PORT}",
+                        _say(variables[variable]),
+                        "correct it, or leave it out to take the default",
+                        (host,),
+                    )
+                continue
             if number in used:
                 yield Problem(
                     variable,

@@ -32,7 +32,8 @@ options:
         is noted as absent.
       - V(restored) puts every recorded path back. Without a record nothing is changed. The record stays, so that a
         rollback that was interrupted can be run again.
-      - V(read) only returns the record.
+      - V(read) only returns the record, and what other operations measured on the host. It fails if a record of one of
+        them is damaged.
       - V(absent) forgets the record, a damaged one too. It is the last step of a rollback.
     type: str
     choices: [recorded, restored, read, absent]
@@ -135,6 +136,14 @@ files:
   sample:
     /etc/haproxy/haproxy.cfg: {kind: file, owner: 0, group: 0, mode: "0644", size: 1287}
     /etc/haproxy/ringmaster: {kind: absent}
+others:
+  description:
+    - What each other operation with a record in O(directory) measured before its first apply, by the operation's name.
+    - A rollback leaves what another operation measured too, such as a package, because that one may rely on it.
+  type: dict
+  returned: if O(state=read)
+  sample:
+    scheduler: {python3-aiohttp: absent, user: absent}
 paths:
   description: Paths that were added to the record, put back or removed.
   type: list
@@ -175,6 +184,8 @@ def perform(module: AnsibleModule) -> dict[str, Any]:
         "files": {},
         "paths": outcome.paths,
     }
+    if parameters["state"] == "read":
+        result["others"] = operation.others()
     if outcome.record:
         result["recorded_at"] = outcome.record.recorded_at
         result["measured"] = outcome.record.measured

@@ -30,6 +30,11 @@ def site(**changes: Any) -> dict[str, Any]:
     return {"edge_members": TWO_MODELS, "edge_api_keys": KEYS, "edge_engine_api_key": "engine-key", **changes}
 
 
+def test_scheduler_is_asked_at_its_own_port() -> None:
+    assert evaluate("edge_scheduler") == "127.0.0.1:8407"
+    assert evaluate("edge_scheduler", scheduler_spoe_port=9407) == "127.0.0.1:9407"
+
+
 SITES = {
     "two models": site(),
     "two models that differ in case": site(edge_members=members(engine("a.main", "m"), engine("b.main", "M"))),

@@ -181,6 +181,16 @@ def test_no_error_is_ignored(role: Path) -> None:
     assert not careless, "expected failed_when with the condition that is a failure"
 
 
+def test_no_request_goes_through_a_proxy(role: Path) -> None:
+    through = [
+        described(role, file, task)
+        for file in task_files(role)
+        for task in tasks_of(file)
+        if "ansible.builtin.uri" in task and task["ansible.builtin.uri"].get("use_proxy") is not False
+    ]
+    assert not through, "expected use_proxy: false, as the roles ask the site's own services"
+
+
 def test_a_task_that_uses_a_secret_is_not_logged(role: Path) -> None:
     names = secrets(role)
     logged = [

@@ -214,6 +214,21 @@ def test_remove_leaves_other_operations(host: Host) -> None:
     assert other.load() is not None
 
 
+def test_others_are_those_with_a_record(host: Host) -> None:
+    assert host.state.others() == {}
+    host.record()
+    assert host.state.others() == {}
+    base = Path(host.state.base)
+    OperationState("vllm", str(base)).record({"python3-uvloop": "absent"}, [])
+    (base / "cut" / "contents").mkdir(parents=True)  # a first recording that did not finish
+    (base / "lost+found").mkdir()
+    (base / "file").write_bytes(b"x")
+    assert host.state.others() == {"vllm": {"python3-uvloop": "absent"}}
+    (base / "vllm" / "state.json").write_bytes(b"{")
+    with pytest.raises(OperationStateError, match="of operation vllm"):
+        host.state.others()
+
+
 def test_check_mode_tells_and_touches_nothing(host: Host) -> None:
     before = host.snapshot()
     would = host.state.record(MEASURED, host.files, write=False)

@@ -88,6 +88,8 @@ ENGINE = {"name": "main", "model": "qwen2-7b", "port": 8100}
         ({"name": ""}, ".name", "HAProxy"),
         ({"name": ".."}, ".name", "HAProxy"),
         ({"name": "a:b"}, ".name", "HAProxy"),
+        ({"name": "a.b"}, ".name", "HAProxy"),
+        ({"name": "-a"}, ".name", "HAProxy"),
         ({"options": {"api_key": "x"}}, ".options", "vllm role"),
         ({"port": 80}, ".port", "1024 to 65535"),
         ({"port": 65536}, ".port", "1024 to 65535"),
@@ -108,6 +110,7 @@ def test_each_mistake_in_an_engine_is_named(change: dict[str, Any], part: str, s
     [
         ("vllm_engines", None, "vllm_engines", "undefined"),
         ("vllm_engines", [], "vllm_engines", "no engine"),
+        ("vllm_engines", [], "vllm_engines", "rollback -e operation=vllm --limit HOST, then"),
         ("vllm_engines", "main", "vllm_engines", "a list with at least one engine"),
         ("vllm_engines", ["main"], "vllm_engines[0]", "a mapping with name, model and port"),
         ("vllm_engines", [ENGINE, {**ENGINE, "name": "b"}], "vllm_engines[1].port", "which is vllm_engines[0].port"),
@@ -143,6 +146,8 @@ def test_two_hosts_with_one_address(variable: str) -> None:
         (None, "", "at least one model"),
         ({}, "", "at least one model"),
         ({"a b": {"max_model_len": 1}}, "", "128 characters at most"),
+        ({"a" * 129: {"max_model_len": 1}}, "", "128 characters at most"),
+        ({"a\n": {"max_model_len": 1}}, "", "128 characters at most"),
         ({"a/b": {"max_model_len": 1}, "a:b": {"max_model_len": 1}}, "", "pool_a_b"),
         ({"m": 1}, "[m]", "a mapping"),
         ({"m": {}}, "[m].max_model_len", "tokens"),
@@ -266,6 +271,24 @@ def test_port_that_was_moved_is_the_one_that_counts() -> None:
     assert [problem.variable for problem in check(groups, variables)] == ["vllm_engines[0].port"]
     variables["gpu-a1"]["vllm_engines"][0]["port"] = 8080
     assert check(groups, variables) == []
+
+
+@pytest.mark.parametrize("port", preflight.PORTS, ids=lambda port: port.variable)
+@pytest.mark.parametrize("number", [0, 65536, "70000", "x", True, None, Unreadable("a template that fails")])
+def test_port_that_no_host_has_is_refused(port: preflight.Port, number: Any) -> None:
+    variables = site()
+    host = GROUPS[port.group][0]
+    variables[host][port.variable] = number
+    assert_named(check(GROUPS, variables), port.variable, [host], "from 1 to 65535")
+    other = GROUPS["engines"][0]  # where the port is not used
+    assert check(GROUPS, {**site(), other: {**site()[other], port.variable: number}}) == []
+
+
+@pytest.mark.parametrize("name", preflight.RESERVED_OPTIONS)
+@pytest.mark.parametrize("join", ["-", "_"])
+def test_option_that_the_role_sets_is_refused(name: str, join: str) -> None:
+    problems = changed(["gpu-a1"], "vllm_engines", [{**ENGINE, "options": {name.replace("-", join): "x"}}])
+    assert_named(problems, "vllm_engines[0].options", ["gpu-a1"], name.replace("-", join))
 
 
 def test_ports_of_one_gateway_differ() -> None:

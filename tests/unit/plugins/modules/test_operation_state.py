@@ -30,7 +30,8 @@ def test_life_of_a_record(call: Run, tmp_path: Path) -> None:
     configuration.chmod(0o644)
     wanted = {"measured": {"version": "absent"}, "files": [str(configuration)]}
 
-    assert call("read") == {"changed": False, "recorded": False, "measured": {}, "files": {}, "paths": []} | rest(call)
+    nothing = {"changed": False, "recorded": False, "measured": {}, "files": {}, "others": {}, "paths": []}
+    assert call("read") == nothing | rest(call)
     would = call("recorded", _ansible_check_mode=True, **wanted)
     assert would["changed"]
     assert not call("read")["recorded"]
@@ -61,6 +62,15 @@ def test_life_of_a_record(call: Run, tmp_path: Path) -> None:
 def rest(call: Run) -> dict[str, Any]:
     """What Ansible itself adds to each result."""
     return {"invocation": call("read")["invocation"]}
+
+
+def test_reading_tells_what_others_measured(call: Run, module_run: Run, tmp_path: Path) -> None:
+    directory = str(tmp_path / "operations")
+    module_run(
+        operation_state.main, name="vllm", state="recorded", directory=directory, measured={"python3-uvloop": "1"}
+    )
+    assert "others" not in call("recorded", measured={"version": "3.0"})
+    assert call("read")["others"] == {"vllm": {"python3-uvloop": "1"}}
 
 
 def test_diff_only_if_asked(call: Run) -> None:

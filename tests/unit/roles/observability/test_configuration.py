@@ -47,6 +47,13 @@ def test_ports_are_the_operators() -> None:
     ] == list("12233")
 
 
+def test_ports_of_the_gateways_are_those_of_their_roles() -> None:
+    targets = jobs(edge_metrics_port=2, scheduler_http_port=3)
+    assert [target.rpartition(":")[2] for job in ("haproxy", "scheduler") for target, _unused in targets[job]] == list(
+        "2233"
+    )
+
+
 def test_verification_expects_the_targets_of_the_configuration() -> None:
     targets = [target for job in jobs().values() for target, _unused in job]
     assert sorted(evaluate("observability_endpoints")) == sorted(targets)
