@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,31 @@ from tests.support.load import Load
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "qwen2-7b-instruct"
 ENGINES = ("gpu-a1", "gpu-a2", "gpu-b1")
+PATIENCE = 120.0  # seconds until a test gives up waiting for something that has to happen
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that has to happen, however busy the machine is."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
+        time.sleep(0.2)
+
+
+def within(limit: float, measure: Callable[[], float]) -> None:
+    """Demand that one of three measurements is within the limit.
+
+    For what a busy machine can spoil, such as times; what holds whatever the machine does, `measure` asserts itself.
+    """
+    found: list[float] = []
+    while len(found) < 3:
+        if found:
+            time.sleep(15)  # what disturbed the last one may be over then
+        found.append(measure())
+        print(f"measured {found[-1]:.3f}, at most {limit:g} is to be reached")
+        if found[-1] <= limit:
+            return
+    raise AssertionError(f"expected at most {limit:g} in one of three measurements, found {found}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +76,7 @@ class Site:
             capture_output=True,
             text=True,
             input=stdin,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
         if check and finished.returncode != 0:

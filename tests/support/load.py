@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import uvloop
@@ -19,16 +20,17 @@ import uvloop
 
 @dataclasses.dataclass
 class Outcome:
-    """One request. Times are Unix times in seconds; `error` is empty when it was answered whole."""
+    """One request, with the id that it carries (empty when no connection was made). Times are Unix times in seconds,
+    `ended` is 0 until it has ended; `error` is empty when it was answered whole."""
 
     started: float
+    request_id: str = ""
     status: int = 0
     first_chunk: float = 0.0
     ended: float = 0.0
     chunks: int = 0
     intervals: list[float] = dataclasses.field(default_factory=list)
     error: str = ""
-    request_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Load:
     prompt: str = "Tell a story of a circus."
     timeout: float = 60.0
 
-    def request(self, number: int) -> bytes:
+    def request(self, number: int, request_id: str) -> bytes:
         """The bytes of one request; each has a prompt of its own, so that no prefix cache makes it cheaper."""
         body = json.dumps(
             {
@@ -58,7 +60,8 @@ class Load:
         ).encode()
         return (
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self.address}:{self.port}\r\n"
-            f"Authorization: Bearer {self.key}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Authorization: Bearer {self.key}\r\nX-Request-Id: {request_id}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
 
 
@@ -79,9 +82,9 @@ class _Stream(asyncio.Protocol):
         # uvloop's transports do not derive from asyncio's, which they equal in use.
         self.transport = cast(asyncio.Transport, transport)
 
-    def send(self, request: bytes, expected: int) -> tuple[Outcome, asyncio.Future[None]]:
+    def send(self, request: bytes, request_id: str, expected: int) -> tuple[Outcome, asyncio.Future[None]]:
         """Send one request, which is to be answered by `expected` tokens, a chunk each."""
-        self.outcome = Outcome(started=time.time())
+        self.outcome = Outcome(time.time(), request_id)
         self.done = asyncio.get_running_loop().create_future()
         self.head, self.tail, self.last, self.expected = b"", b"", 0.0, expected
         self.transport.write(request)
@@ -99,9 +102,6 @@ class _Stream(asyncio.Protocol):
             head, data = self.head.split(b"\r\n\r\n", 1)
             outcome.status = int(head.split(b" ", 2)[1])
             self.closing = b"\r\nconnection: close" in head.lower()
-            for line in head.split(b"\r\n"):
-                if line.lower().startswith(b"x-request-id:"):
-                    outcome.request_id = line[13:].strip().decode()
             if outcome.status != 200:
                 # The rest of a refusal does not matter: close instead of reading it.
                 self._finish(f"status {outcome.status}: {data[:300].decode(errors='replace')}")
@@ -141,22 +141,25 @@ class _Stream(asyncio.Protocol):
 
 async def _connect(load: Load) -> _Stream:
     connecting = asyncio.get_running_loop().create_connection(_Stream, load.address, load.port)
-    return (await asyncio.wait_for(connecting, 10))[1]
+    return (await asyncio.wait_for(connecting, load.timeout))[1]
 
 
-async def _client(load: Load, number: int, end: float, outcomes: list[Outcome]) -> None:
+async def _client(load: Load, number: int, over: Callable[[], bool], outcomes: list[Outcome]) -> None:
     stream: _Stream | None = None
     sent = 0
-    while time.monotonic() < end:
+    name = secrets.token_hex(6)
+    while not over():
         if stream is None:
             try:
                 stream = await _connect(load)
             except (OSError, asyncio.TimeoutError) as error:
                 now = time.time()
-                outcomes.append(Outcome(started=now, ended=now, error=f"no connection: {error}"))
+                outcomes.append(Outcome(now, ended=now, error=f"no connection: {error}"))
                 await asyncio.sleep(0.2)
                 continue
-        outcome, done = stream.send(load.request(number * 1_000_000 + sent), load.max_tokens)
+        request_id = f"{name}-{sent}"
+        request = load.request(number * 1_000_000 + sent, request_id)
+        outcome, done = stream.send(request, request_id, load.max_tokens)
         sent += 1
         outcomes.append(outcome)
         try:
@@ -171,18 +174,29 @@ async def _client(load: Load, number: int, end: float, outcomes: list[Outcome]) 
         stream.transport.close()
 
 
-async def send(load: Load) -> list[Outcome]:
-    """Send the load and wait for the last answer; requests are started for `load.seconds`."""
-    outcomes: list[Outcome] = []
+async def send(
+    load: Load, outcomes: list[Outcome] | None = None, stopped: Callable[[], bool] = lambda: False
+) -> list[Outcome]:
+    """Send the load and wait for the last answer; requests are started for `load.seconds`, or until it is stopped.
+
+    A list that is given receives each request as it is sent, so that another thread can follow.
+    """
+    outcomes = [] if outcomes is None else outcomes
     end = time.monotonic() + load.seconds
-    await asyncio.gather(*(_client(load, number, end, outcomes) for number in range(load.streams)))
+
+    def over() -> bool:
+        return stopped() or time.monotonic() >= end
+
+    await asyncio.gather(*(_client(load, number, over, outcomes) for number in range(load.streams)))
     return outcomes
 
 
-def run(load: Load) -> list[Outcome]:
+def run(
+    load: Load, outcomes: list[Outcome] | None = None, stopped: Callable[[], bool] = lambda: False
+) -> list[Outcome]:
     """`send` in an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(send(load))
+        return runner.run(send(load, outcomes, stopped))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

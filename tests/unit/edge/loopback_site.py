@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import socketserver
@@ -20,18 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster_scheduler import spop
+from tests.support.ports import port_of, reserve_port
 from tests.unit.edge.rendering import render
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
 CLIENT_KEY = "sk-client-key-of-team-a"
 ENGINE_KEY = "key-of-the-engines"
-PATIENCE = 10.0  # seconds until a test gives up waiting for something that has to happen
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+PATIENCE = 60.0  # seconds until a test gives up waiting for something that has to happen
+ANSWER_PATIENCE = 20.0  # seconds until a client gives up an answer: less than the role lets a request wait in a queue
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -126,14 +124,21 @@ class Engine:
                     engine.aborted.set()
                     self.close_connection = True
 
-        self._server = HttpServer(("127.0.0.1", 0), Handler)
-        self.port: int = self._server.server_address[1]
+        # Kept while the engine is dead: another test's engine must not come to life on the port.
+        self._reservation = reserve_port()
+        self.port = port_of(self._reservation)
+        self._server = HttpServer(("127.0.0.1", self.port), Handler)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
-    def stop(self) -> None:
+    def kill(self) -> None:
+        """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
         self.go_on.set()
+
+    def stop(self) -> None:
+        self.kill()
+        self._reservation.close()
 
 
 @dataclass
@@ -209,25 +214,69 @@ class Answer:
         return error
 
 
-class Edge:
-    """A running HAProxy with the role's configuration."""
+def answer_of(response: http.client.HTTPResponse) -> Answer:
+    """Read a response to its end."""
+    return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
-    def __init__(self, directory: Path, **variables: Any) -> None:
-        self.ports = {name: free_port() for name in ("public", "dispatch", "metrics")}
+
+def exchange(client: socket.socket, request: bytes) -> Answer:
+    """Send bytes as they are; give the answer, however many pieces it comes in."""
+    client.sendall(request)
+    with http.client.HTTPResponse(client) as response:
+        response.begin()
+        return answer_of(response)
+
+
+def be_patient_with_the_scheduler(configuration: Path) -> None:
+    """Give a test's scheduler, a thread of a busy process, more time than the milliseconds that the role allows.
+
+    What the edge does with an answer can be tested only if the answer is in time; what it does without one is a test of
+    its own, with the role's times.
+    """
+    patient = rf"\1 {PATIENCE:.0f}s"
+    text, begin, agents = configuration.read_text().partition("\ndefaults agents\n")
+    agents, count = re.subn(r"(timeout (?:connect|check)) \S+", patient, agents)
+    assert count == 2, "the times for the scheduler are no longer where this test looks for them"
+    configuration.write_text(text + begin + agents)
+    spoe = configuration.parent / "generation" / "spoe.conf"
+    text, count = re.subn(r"(timeout hello) \S+", patient, spoe.read_text())
+    assert count == 1, "the time for the greeting is no longer where this test looks for it"
+    spoe.write_text(text)
+
+
+def send_up_to_a_refusal(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Any, headers: dict[str, str]
+) -> None:
+    """Send a request. A refusal may come, and the connection be closed, before the whole body was sent."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.request(method, path, body, headers)
+
+
+class Edge:
+    """A running HAProxy with the role's configuration; it waits for the answers of a scheduler that it is given."""
+
+    def __init__(self, directory: Path, *, scheduler: Scheduler | None = None, **variables: Any) -> None:
+        self._reservations = {name: reserve_port() for name in ("public", "dispatch", "metrics", "scheduler")}
+        self.ports = {name: port_of(reservation) for name, reservation in self._reservations.items()}
         self.log = directory / "log"
+        if scheduler is not None:
+            variables["edge_scheduler"] = f"127.0.0.1:{scheduler.port}"
+            variables["edge_timeout_decision"] = f"{PATIENCE:.0f}s"
         configuration = render(
             directory,
             edge_stats_socket=str(directory / "admin.sock"),
-            **{f"edge_{name}_port": port for name, port in self.ports.items()},
+            **{f"edge_{name}_port": self.ports[name] for name in ("public", "dispatch", "metrics")},
             **{
                 "edge_address": "127.0.0.1",
                 "edge_public_address": "127.0.0.1",
                 "edge_api_keys": [{"id": "team-a", "key": CLIENT_KEY}],
                 "edge_engine_api_key": ENGINE_KEY,
-                "edge_scheduler": f"127.0.0.1:{free_port()}",
+                "edge_scheduler": f"127.0.0.1:{self.ports['scheduler']}",  # where nothing listens
                 **variables,
             },
         )
+        if scheduler is not None:
+            be_patient_with_the_scheduler(configuration)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [str(HAPROXY), "-db", "-f", str(configuration)], stdout=log, stderr=subprocess.STDOUT
@@ -236,25 +285,35 @@ class Edge:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(PATIENCE)
+        for reservation in self._reservations.values():
+            reservation.close()
 
-    def metric(self, line: str) -> float:
-        """Value of a sample of the exporter, named as it stands in the exposition; -1 if it is not there yet."""
+    def metrics(self) -> dict[str, float]:
+        """The exporter's samples of one moment, named as they stand in the exposition; none before HAProxy listens."""
         try:
             lines = self.ask("GET", "/metrics", frontend="metrics").body.decode().splitlines()
         except ConnectionError:
             assert self._process.poll() is None, self.log.read_text()
-            return -1
-        return next((float(text.rpartition(" ")[2]) for text in lines if text.startswith(f"{line} ")), -1)
+            return {}
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _unused, value in samples}
+
+    def wait_until_it_listens(self) -> None:
+        wait_until(lambda: bool(self.metrics()), "HAProxy listens")
+
+    def metric(self, line: str) -> float:
+        """Value of a sample of the exporter, named as it stands in the exposition; -1 if it is not there yet."""
+        return self.metrics().get(line, -1)
 
     def wait_for_engines(self, pool: str, count: int) -> None:
         name = f'haproxy_backend_active_servers{{proxy="{pool}"}}'
         wait_until(lambda: self.metric(name) == count, f"{count} engines up in {pool}")
 
     def connect(self, frontend: str = "public") -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.ports[frontend], timeout=PATIENCE)
+        return http.client.HTTPConnection("127.0.0.1", self.ports[frontend], timeout=ANSWER_PATIENCE)
 
     def connected(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.ports["public"]), timeout=PATIENCE)
+        return socket.create_connection(("127.0.0.1", self.ports["public"]), timeout=ANSWER_PATIENCE)
 
     def ask(
         self,
@@ -269,11 +328,9 @@ class Edge:
         connection = self.connect(frontend)
         known = {"Authorization": f"Bearer {key}"} if key is not None else {}
         encoded = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method, path, encoded, {**known, **(headers or {})})
-        response = connection.getresponse()
-        answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
-        connection.close()
-        return answer
+        with contextlib.closing(connection):
+            send_up_to_a_refusal(connection, method, path, encoded, {**known, **(headers or {})})
+            return answer_of(connection.getresponse())
 
     def complete(self, model: str = "alpha", **arguments: Any) -> Answer:
         return self.ask("POST", "/v1/completions", {"prompt": "a secret prompt", "model": model}, **arguments)

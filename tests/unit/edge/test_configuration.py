@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.edge.loopback_site import CLIENT_KEY, HAPROXY, Edge, Engine, running, wait_until
+from tests.unit.edge.loopback_site import CLIENT_KEY, HAPROXY, Edge, Engine, running
 from tests.unit.edge.rendering import engine, evaluate, members, render
 
 DIGEST = hashlib.sha256(b"another-key").hexdigest()
@@ -175,7 +175,7 @@ def test_with_a_certificate_the_public_frontend_speaks_tls(tmp_path: Path) -> No
     client.check_hostname = False
     client.set_alpn_protocols(["h2", "http/1.1"])
     with running(edge, only):
-        wait_until(lambda: edge.metric('haproxy_backend_active_servers{proxy="pool_alpha"}') == 1, "an engine is up")
+        edge.wait_for_engines("pool_alpha", 1)
         with client.wrap_socket(edge.connected(), server_hostname="edge") as connection:
             assert connection.version() == "TLSv1.3"
             assert connection.selected_alpn_protocol() == "h2"

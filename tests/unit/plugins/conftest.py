@@ -61,7 +61,7 @@ class Controller:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=600,  # a busy machine takes its time; only a run that hangs gets here
             check=False,
         )
 

@@ -45,7 +45,9 @@ def evaluate(template: str, role: str, family: str, **variables: Any) -> Any:
     ],
 )
 def test_query_that_cannot_tell_is_not_taken_for_absent(family: str, status: int, failed: bool) -> None:
-    condition = task("scheduler", "measure.yml", "The installed versions of the scheduler's packages are read")["failed_when"]
+    condition = task("scheduler", "measure.yml", "The installed versions of the scheduler's packages are read")[
+        "failed_when"
+    ]
     assert evaluate("{{ " + condition + " }}", "scheduler", family, scheduler_packages_found={"rc": status}) is failed
 
 

@@ -19,20 +19,18 @@ import pytest_asyncio
 from aiohttp import web
 
 from ringmaster_scheduler.probe import ProbeError, probe
+from tests.support.ports import port_of, reserve_port
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3] / "roles" / "scheduler" / "files"
+PATIENCE = 60.0  # seconds until a test gives up waiting for something that has to happen
+# Long enough for a busy machine not to make a good engine look bad, and no longer than it has to be waited for.
+SCRAPE_TIMEOUT_MS = 1000
+STALE_AFTER_MS = 2000
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until the condition holds; how long that takes is no matter of these tests."""
-    deadline = asyncio.get_running_loop().time() + seconds
+    deadline = asyncio.get_running_loop().time() + PATIENCE
     while not await condition():
         assert asyncio.get_running_loop().time() < deadline, "did not come true"
         await asyncio.sleep(0.02)
@@ -46,7 +44,8 @@ class FakeEngine:
         self.running = 0
         self.hang = False
         self.page: bytes | None = None
-        self.port = free_port()
+        self.reservation = reserve_port()  # kept while the engine is stopped: it is to come back there
+        self.port = port_of(self.reservation)
         self._runner: web.AppRunner | None = None
         self._stopping = asyncio.Event()
 
@@ -91,13 +90,16 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.members = directory / "members.json"
         self.configuration = directory / "scheduler.json"
-        self.http_port = free_port()
-        self.spoe_port = free_port()
+        self.http_reservation, self.spoe_reservation = reserve_port(), reserve_port()
+        self.http_port, self.spoe_port = port_of(self.http_reservation), port_of(self.spoe_reservation)
         self.engines = [FakeEngine("a"), FakeEngine("b")]
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.setblocking(False)
         self.manager_address = str(directory / "notify")
         self.manager.bind(self.manager_address)
+        # Read at once, as systemd does: the kernel keeps ten datagrams, and the watchdog alone would fill that.
+        self.notifications: asyncio.Queue[str] = asyncio.Queue()
+        self.listener = asyncio.get_running_loop().create_task(self._listen())
         self.process: asyncio.subprocess.Process | None = None
         self.configuration.write_text(
             json.dumps(
@@ -107,8 +109,8 @@ class Site:
                     "spoe_port": self.spoe_port,
                     "members_file": str(self.members),
                     "scrape_interval_ms": 50,
-                    "scrape_timeout_ms": 200,
-                    "stale_after_ms": 600,
+                    "scrape_timeout_ms": SCRAPE_TIMEOUT_MS,
+                    "stale_after_ms": STALE_AFTER_MS,
                     "placement_grace_ms": 50,
                 }
             )
@@ -141,20 +143,41 @@ class Site:
         await self.spawn()
         assert await self.told() == "READY=1"
 
+    async def _listen(self) -> None:
+        while True:
+            data = await asyncio.get_running_loop().sock_recv(self.manager, 4096)
+            self.notifications.put_nowait(data.decode())
+
+    async def notified(self) -> str:
+        """Return the next datagram to the service manager."""
+        return await asyncio.wait_for(self.notifications.get(), PATIENCE)
+
     async def told(self) -> str:
         """Return the next datagram to the service manager that is not the watchdog's."""
         while True:
-            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.manager, 4096), 10)
-            if data != b"WATCHDOG=1":
-                return data.decode()
+            data = await self.notified()
+            if data != "WATCHDOG=1":
+                return data
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int | None, str]:
         """End the process; return its exit status and its log."""
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(number)
-        output, _unused = await asyncio.wait_for(self.process.communicate(), 10)
+        output, _unused = await asyncio.wait_for(self.process.communicate(), PATIENCE)
         return self.process.returncode, output.decode()
+
+    async def close(self) -> None:
+        """Give back whatever the site holds."""
+        if self.process is not None and self.process.returncode is None:
+            await self.stop(signal.SIGKILL)
+        self.listener.cancel()
+        await asyncio.gather(self.listener, return_exceptions=True)
+        for engine in self.engines:
+            await engine.stop()
+            engine.reservation.close()
+        for held in (self.manager, self.http_reservation, self.spoe_reservation):
+            held.close()
 
     async def get(self, path: str) -> tuple[int, str]:
         async with (
@@ -168,7 +191,7 @@ class Site:
         return {engine["name"]: engine["health"] for engine in json.loads(text)["engines"]}
 
     async def decide(self, model: str = "m") -> Any:
-        return (await asyncio.to_thread(probe, "127.0.0.1", self.spoe_port, 2.0, model))["decision"]
+        return (await asyncio.to_thread(probe, "127.0.0.1", self.spoe_port, PATIENCE, model))["decision"]
 
 
 @pytest_asyncio.fixture
@@ -181,11 +204,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     try:
         yield site
     finally:
-        if site.process is not None and site.process.returncode is None:
-            await site.stop(signal.SIGKILL)
-        for engine in site.engines:
-            await engine.stop()
-        site.manager.close()
+        await site.close()
 
 
 async def all_healthy(site: Site) -> bool:
@@ -220,9 +239,8 @@ async def test_from_start_to_end(site: Site) -> None:
 
 async def test_watchdog_is_fed(site: Site) -> None:
     await site.start()
-    loop = asyncio.get_running_loop()
     for _unused in range(3):
-        assert await asyncio.wait_for(loop.sock_recv(site.manager, 4096), 5) == b"WATCHDOG=1"
+        assert await site.notified() == "WATCHDOG=1"
 
 
 async def test_dead_engine_is_out_and_comes_back(site: Site) -> None:
@@ -266,7 +284,7 @@ async def test_engine_that_hangs_or_talks_nonsense_is_out_and_disturbs_no_other(
     for _unused in range(20):
         assert await site.decide() == {"server": "b"}
         await asyncio.sleep(0.02)
-    reason = "no answer within 0.2 s" if fault == "hang" else "no vllm:num_requests_running"
+    reason = f"no answer within {SCRAPE_TIMEOUT_MS / 1000:g} s" if fault == "hang" else "no vllm:num_requests_running"
     assert f"engine a is unhealthy: {reason}" in json.loads((await site.get("/healthz"))[1])["warnings"]
 
 
@@ -275,7 +293,8 @@ async def test_scheduler_that_stood_still_refuses_nothing(site: Site) -> None:
     await eventually(lambda: all_healthy(site))
     assert site.process is not None
     site.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(1.0)  # longer than a reading stays good
+    # Longer than a reading stays good, and than twice the time-out: then the scheduler knows that it stood still.
+    await asyncio.sleep((max(STALE_AFTER_MS, 2 * SCRAPE_TIMEOUT_MS) + 500) / 1000)
     waiting = [asyncio.create_task(site.decide()) for _unused in range(5)]
     await asyncio.sleep(0.1)
     site.process.send_signal(signal.SIGCONT)
@@ -318,12 +337,10 @@ async def test_members_are_followed(site: Site) -> None:
 
 
 async def test_address_that_is_taken_is_one_clear_line(site: Site) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", site.spoe_port))
-        other.listen()
-        await site.spawn()
-        assert site.process is not None
-        output, _unused = await asyncio.wait_for(site.process.communicate(), 10)
+    site.spoe_reservation.listen()
+    await site.spawn()
+    assert site.process is not None
+    output, _unused = await asyncio.wait_for(site.process.communicate(), PATIENCE)
     assert site.process.returncode == 1
     assert "ERROR cannot listen" in output.decode()
     assert "Traceback" not in output.decode()
@@ -333,4 +350,4 @@ async def test_probe_says_what_is_wrong(site: Site) -> None:
     with pytest.raises(ProbeError, match=r"SPOE at 127\.0\.0\.1 port \d+: .*refused"):
         await site.decide()
     with pytest.raises(ProbeError, match="SPOE at 127"):
-        await asyncio.to_thread(probe, "127.0.0.1", site.engines[0].port, 2.0)
+        await asyncio.to_thread(probe, "127.0.0.1", site.engines[0].port, PATIENCE)

@@ -17,6 +17,7 @@ from ringmaster_scheduler.server import MAX_FRAME_SIZE, SpoeServer, actions_for,
 from ringmaster_scheduler.spop import DataType, FrameType, Status
 
 Decide = Callable[[Request], Decision]
+PATIENCE = 60.0  # seconds until a test gives up waiting for something that has to happen
 
 
 def place(request: Request) -> Decision:
@@ -35,8 +36,8 @@ class FakeHAProxy:
         self.writer = writer
 
     async def frame(self) -> tuple[spop.Frame, bytes]:
-        prefix = await asyncio.wait_for(self.reader.readexactly(4), 2)
-        encoded = prefix + await asyncio.wait_for(self.reader.readexactly(int.from_bytes(prefix, "big")), 2)
+        prefix = await asyncio.wait_for(self.reader.readexactly(4), PATIENCE)
+        encoded = prefix + await asyncio.wait_for(self.reader.readexactly(int.from_bytes(prefix, "big")), PATIENCE)
         return spop.decode_frame(encoded, 0, len(encoded)), encoded
 
     async def greet(self, size: int = 16380, healthcheck: bool = False) -> spop.AgentHello:
@@ -56,7 +57,7 @@ class FakeHAProxy:
         """Return the status of the AGENT-DISCONNECT that came, after which the connection must end."""
         frame, encoded = await self.frame()
         assert frame.type == FrameType.AGENT_DISCONNECT
-        assert await asyncio.wait_for(self.reader.read(), 2) == b""
+        assert await asyncio.wait_for(self.reader.read(), PATIENCE) == b""
         return spop.decode_disconnect(encoded, frame.payload, len(encoded)).status
 
 
@@ -71,7 +72,7 @@ async def connected(decide: Decide = place) -> AsyncIterator[tuple[FakeHAProxy, 
         yield FakeHAProxy(reader, writer), server
     finally:
         writer.close()
-        await server.stop(1.0)
+        await server.stop(PATIENCE)
         assert not server.connections
 
 
@@ -103,7 +104,7 @@ async def test_pipelined_questions_are_all_answered_whatever_the_reads() -> None
 async def test_health_check_is_answered_and_closed() -> None:
     async with connected() as (haproxy, server):
         assert (await haproxy.greet(healthcheck=True)).version == "2.0"
-        assert await asyncio.wait_for(haproxy.reader.read(), 2) == b""
+        assert await asyncio.wait_for(haproxy.reader.read(), PATIENCE) == b""
         assert server.protocol_errors == 0
 
 
@@ -193,7 +194,7 @@ async def test_stop_says_goodbye_to_every_haproxy() -> None:
         await haproxy.greet()
         haproxy.writer.write(question(1, "m"))
         await haproxy.answer()
-        await server.stop(1.0)
+        await server.stop(PATIENCE)
         assert await haproxy.disconnected() == Status.NORMAL
         assert not server.listening
 

@@ -25,18 +25,20 @@ SECRET_PROMPT = "zebra crossing"
 KEY = "sesame"
 HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 LONG = {"prompt": SECRET_PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
+ENDLESS = {**LONG, "max_tokens": 30_000}  # five minutes: only a fault or a signal ends it within a test
+PATIENCE = 60  # seconds until a test gives up waiting for something that has to happen
 
 
 class Connection(http.client.HTTPConnection):
     """HTTP over a Unix socket: no port of the machine is needed."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("engine", timeout=20)
+        super().__init__("engine", timeout=PATIENCE)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
+        self.sock.settimeout(PATIENCE)
         self.sock.connect(str(self._path))
 
 
@@ -46,7 +48,7 @@ def process(tmp_path: Path, *arguments: str, **environment: str) -> Iterator[tup
     path = tmp_path / "engine.socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
         notifications.bind(str(tmp_path / "notify"))
-        notifications.settimeout(20)
+        notifications.settimeout(PATIENCE)
         running = start(
             "serve", "m", "--uds", str(path), *arguments, NOTIFY_SOCKET=str(tmp_path / "notify"), **environment
         )
@@ -91,7 +93,7 @@ def test_what_cannot_start_says_why(
     arguments: list[str], environment: dict[str, str], status: int, message: str
 ) -> None:
     running = start(*arguments, **environment)
-    output, _unused = running.communicate(timeout=20)
+    output, _unused = running.communicate(timeout=PATIENCE)
     assert running.returncode == status
     assert message in output
     assert "Traceback" not in output
@@ -100,7 +102,7 @@ def test_what_cannot_start_says_why(
 def test_out_of_memory_at_start_ends_with_status_1(tmp_path: Path) -> None:
     (tmp_path / "faults.json").write_text('{"oom_at_start": {}}')
     running = start("serve", "m", STANDIN_FAULTS=str(tmp_path / "faults.json"))
-    output, _unused = running.communicate(timeout=20)
+    output, _unused = running.communicate(timeout=PATIENCE)
     assert running.returncode == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in output
 
@@ -108,9 +110,9 @@ def test_out_of_memory_at_start_ends_with_status_1(tmp_path: Path) -> None:
 def test_a_crash_looks_like_a_kill_and_the_next_start_lives(tmp_path: Path) -> None:
     faults = tmp_path / "faults.json"
     with process(tmp_path, STANDIN_FAULTS=str(faults)) as (running, path):
-        with post(path, LONG) as response:
+        with post(path, ENDLESS) as response:
             faults.write_text('{"crash": {}}')
-            assert running.wait(5) == -signal.SIGKILL
+            assert running.wait(PATIENCE) == -signal.SIGKILL
             with pytest.raises(http.client.IncompleteRead):
                 response.read()
     path.unlink()
@@ -123,24 +125,24 @@ def test_a_crash_looks_like_a_kill_and_the_next_start_lives(tmp_path: Path) -> N
 
 
 def test_sigterm_lets_requests_in_flight_end_within_their_time(tmp_path: Path) -> None:
-    with process(tmp_path, "--shutdown-timeout", "20") as (running, path):
+    with process(tmp_path, "--shutdown-timeout", str(PATIENCE)) as (running, path):
         with contextlib.closing(Connection(path)) as idle:
             idle.request("GET", "/health")
             idle.getresponse().read()
             with post(path, LONG) as response:
                 running.send_signal(signal.SIGTERM)
                 assert response.read().endswith(b"data: [DONE]\n\n")
-            assert running.wait(5) == 0
+            assert running.wait(PATIENCE) == 0
             with pytest.raises(OSError, match=r"Connection refused|No such file"), post(path, LONG):
                 pass
 
 
 def test_sigterm_without_a_time_cuts_requests_in_flight(tmp_path: Path) -> None:
     with process(tmp_path) as (running, path):
-        with post(path, {**LONG, "max_tokens": 5000}) as response:
+        with post(path, ENDLESS) as response:
             response.read1(10)
             running.send_signal(signal.SIGTERM)
-            assert running.wait(5) == 0
+            assert running.wait(PATIENCE) == 0
             with pytest.raises(http.client.IncompleteRead):
                 response.read()
 
@@ -166,11 +168,11 @@ def test_no_prompt_no_answer_and_no_key_is_in_the_log(tmp_path: Path) -> None:
                 client.connect(str(path))
                 client.sendall(request.encode())
                 client.shutdown(socket.SHUT_WR)
-                client.settimeout(5)
+                client.settimeout(PATIENCE)
                 while client.recv(65536):
                     pass
         running.send_signal(signal.SIGTERM)
-        output, _unused = running.communicate(timeout=10)
+        output, _unused = running.communicate(timeout=PATIENCE)
     assert '"POST /v1/completions HTTP/1.1" 200' in output
     assert '"GET /v1/models HTTP/1.1" 401' in output
     for secret in ("zebra", KEY, text[:20]):

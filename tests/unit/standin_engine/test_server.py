@@ -27,6 +27,7 @@ FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("vllm_met
 MODEL = "qwen2-7b-instruct"
 KEY = {"Authorization": "Bearer secret"}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "temperature": 0}
+PATIENCE = 60.0  # seconds until a test gives up waiting for something that has to happen
 
 
 class PlainServer(TestServer):
@@ -39,9 +40,10 @@ class PlainServer(TestServer):
 class Running:
     """An engine that serves, fast, on a free port of loopback."""
 
-    def __init__(self, server: Server, client: TestClient[Any, Any]) -> None:
+    def __init__(self, server: Server, client: TestClient[Any, Any], faults: Faults) -> None:
         self.server = server
         self.client = client
+        self.faults = faults
 
     async def post(self, path: str, document: Any, **arguments: Any) -> tuple[int, Any]:
         arguments.setdefault("headers", KEY)
@@ -70,9 +72,16 @@ class Running:
                 samples[",".join([sample.name, *labels])] = sample.value
         return samples
 
-    async def until(self, condition: Callable[[dict[str, float]], bool], seconds: float = 5) -> dict[str, float]:
+    async def until_fault(self, name: str, on: bool = True) -> None:
+        """Wait until the engine has seen that a fault was switched."""
+        end = time.monotonic() + PATIENCE
+        while self.faults.is_on(name) != on:
+            assert time.monotonic() < end, f"the engine never saw that {name} was switched"
+            await asyncio.sleep(0.02)
+
+    async def until(self, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
         """Wait for the metrics to say something."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while True:
             samples = await self.metrics()
             if condition(samples):
@@ -86,12 +95,13 @@ async def serving(
     *arguments: str, faults: Path | None = None, scale: str = "0.01", **environment: str
 ) -> AsyncIterator[Running]:
     options = flags.parse(["org/model", "--served-model-name", MODEL, "--api-key", "secret", *arguments])
-    server = Server(build(options, {"STANDIN_TIME_SCALE": scale, **environment}), Faults(faults))
+    switched = Faults(faults)
+    server = Server(build(options, {"STANDIN_TIME_SCALE": scale, **environment}), switched)
     jobs = [asyncio.ensure_future(job) for job in (server.engine.run(), server.watch())]
     try:
         async with TestClient(PlainServer(server.application())) as client:
             try:
-                yield Running(server, client)
+                yield Running(server, client, switched)
             finally:
                 await server.drain(0)
     finally:
@@ -383,7 +393,7 @@ async def test_a_slow_reader_loses_nothing() -> None:
         assert port is not None
         reader, writer = await asyncio.open_connection(host, port, limit=1024)
         writer.write(raw_request("/v1/chat/completions", document, "1.0"))
-        await engine.until(lambda samples: samples["vllm:request_success_total,finished_reason=length"] == 1, 20)
+        await engine.until(lambda samples: samples["vllm:request_success_total,finished_reason=length"] == 1)
         body = (await reader.read()).decode()
         while chunk := await reader.read(65536):
             body += chunk.decode()
@@ -486,14 +496,22 @@ async def test_metrics_count_what_happened() -> None:
         assert not any("handler=/metrics" in name for name in samples)
 
 
-async def test_over_max_num_seqs_requests_wait_and_are_seen_waiting() -> None:
-    async with serving("--max-num-seqs", "2", scale="1") as engine:
+SLOW = '{"slow": {"factor": 30}}'
+"""Makes a step of a third of a second: what is to be looked at meanwhile stays until the fault is switched off."""
+
+
+async def test_over_max_num_seqs_requests_wait_and_are_seen_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    path.write_text(SLOW)
+    async with serving("--max-num-seqs", "2", scale="1", faults=path) as engine:
+        await engine.until_fault("slow")
         document = {**CHAT, "ignore_eos": True, "max_tokens": 60}
         asked = [asyncio.ensure_future(engine.post("/v1/chat/completions", document)) for _unused in range(5)]
         samples = await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 3)
         assert samples["vllm:num_requests_running"] == 2
         assert samples["vllm:num_requests_waiting_by_reason,reason=capacity"] == 3
         assert samples["vllm:kv_cache_usage_perc"] > 0
+        path.unlink()
         assert {status for status, _unused in await asyncio.gather(*asked)} == {200}
         samples = await engine.metrics()
         assert samples["vllm:request_queue_time_seconds_sum"] > samples["vllm:request_prefill_time_seconds_sum"]
@@ -511,39 +529,52 @@ async def test_out_of_blocks_a_request_is_preempted_and_still_answered_the_same(
         assert samples["vllm:request_num_preemptions_sum"] == samples["vllm:num_preemptions_total"]
 
 
-async def test_a_full_queue_is_told_with_503() -> None:
-    async with serving("--max-num-queued-reqs", "1", scale="1") as engine:
-        first = asyncio.ensure_future(engine.post("/v1/chat/completions", {**CHAT, "max_tokens": 30}))
+async def test_a_full_queue_is_told_with_503(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    path.write_text(SLOW)
+    async with serving("--max-num-queued-reqs", "1", scale="1", faults=path) as engine:
+        await engine.until_fault("slow")
+        document = {**CHAT, "ignore_eos": True, "max_tokens": 60}
+        first = asyncio.ensure_future(engine.post("/v1/chat/completions", document))
         await engine.until(lambda samples: samples["vllm:num_requests_running"] == 1)
         for stream in (False, True):
             status, answer = await engine.post("/v1/chat/completions", {**CHAT, "stream": stream})
             assert (status, answer["error"]["type"]) == (503, "Service Unavailable")
+        path.unlink()
         assert (await first)[0] == 200
         samples = await engine.metrics()
         assert samples["vllm:admission_rejections_total,reason=max_num_queued_reqs"] == 2
 
 
 @pytest.mark.parametrize("state", ["streaming", "not streaming", "queued"])
-async def test_a_client_that_leaves_frees_its_slot_and_blocks_within_a_second(state: str) -> None:
-    async with serving("--max-num-seqs", "1", scale="1") as engine:
+async def test_a_client_that_leaves_frees_its_slot_and_blocks_within_a_second(state: str, tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    async with serving("--max-num-seqs", "1", scale="1", faults=path) as engine:
         stay: asyncio.Future[tuple[int, Any]] | None = None
         if state == "queued":
+            path.write_text(SLOW)
+            await engine.until_fault("slow")
             stay = asyncio.ensure_future(
                 engine.post("/v1/chat/completions", {**CHAT, "ignore_eos": True, "max_tokens": 100})
             )
             await engine.until(lambda samples: samples["vllm:num_requests_running"] == 1)
-        document = {**CHAT, "ignore_eos": True, "stream": state == "streaming"}
-        reader, writer = await asyncio.open_connection(engine.client.server.host, engine.client.server.port)
-        writer.write(raw_request("/v1/chat/completions", document))
+        document = {**CHAT, "ignore_eos": True, "stream": state == "streaming"}  # as long as the context: minutes
         gauge = "vllm:num_requests_waiting" if state == "queued" else "vllm:num_requests_running"
-        await engine.until(lambda samples: samples[gauge] == 1)
-        if state == "streaming":
-            await reader.readuntil(b'"content":" ')
-        writer.close()
-        left = time.monotonic()
-        samples = await engine.until(lambda samples: samples[gauge] == 0, seconds=1)
-        assert time.monotonic() - left < 1
-        assert samples["vllm:request_success_total,finished_reason=abort"] == 1
+        seconds: list[float] = []
+        # A machine that stands still for a second is no fault of the engine: one time of three has to be short.
+        while len(seconds) < 3 and min(seconds, default=1.0) >= 1:
+            reader, writer = await asyncio.open_connection(engine.client.server.host, engine.client.server.port)
+            writer.write(raw_request("/v1/chat/completions", document))
+            await engine.until(lambda samples: samples[gauge] == 1)
+            if state == "streaming":
+                await reader.readuntil(b'"content":" ')
+            writer.close()
+            left = time.monotonic()
+            samples = await engine.until(lambda samples: samples[gauge] == 0)
+            seconds.append(time.monotonic() - left)
+            assert samples["vllm:request_success_total,finished_reason=abort"] == len(seconds)
+        assert min(seconds) < 1
+        path.unlink(missing_ok=True)
         if stay is not None:
             assert (await stay)[0] == 200
         samples = await engine.metrics()
@@ -552,12 +583,20 @@ async def test_a_client_that_leaves_frees_its_slot_and_blocks_within_a_second(st
 
 async def test_the_trace_tells_the_times_between_chunks() -> None:
     async with serving(scale="1", STANDIN_TRACE="1") as engine:
-        before = time.time()
-        await engine.events("/v1/chat/completions", {**CHAT, "ignore_eos": True, "max_tokens": 30})
-        async with engine.client.get("/standin/intervals", params={"since": str(before)}) as response:
-            found = await response.json()
-        assert found["count"] == 31  # The role, thirty tokens, and the mark of the end.
-        assert 8 < found["p50"] < 40
+        medians: list[float] = []
+        # A step of the card takes 10 ms. On a machine that stands still again and again the engine makes up for it with
+        # shorter ones: one time of three has to be undisturbed.
+        while len(medians) < 3 and max(medians, default=0.0) <= 8:
+            before = time.time()
+            await engine.events("/v1/chat/completions", {**CHAT, "ignore_eos": True, "max_tokens": 30})
+            milliseconds = (time.time() - before) * 1000
+            async with engine.client.get("/standin/intervals", params={"since": str(before)}) as response:
+                found = await response.json()
+            assert found["count"] == 31  # The role, thirty tokens, and the mark of the end.
+            assert 8 < found["max"] <= milliseconds
+            assert found["p50"] <= milliseconds / 15  # half of the intervals are no shorter than the median
+            medians.append(found["p50"])
+        assert max(medians) > 8
         async with engine.client.get("/standin/intervals", params={"since": str(time.time())}) as response:
             assert (await response.json())["count"] == 0
         async with engine.client.get("/standin/intervals", params={"since": "yesterday"}) as response:
@@ -571,7 +610,7 @@ async def test_a_hung_engine_is_healthy_and_answers_when_the_fault_is_over(tmp_p
     path = tmp_path / "faults.json"
     async with serving(faults=path) as engine:
         path.write_text('{"hang": {}}')
-        await asyncio.sleep(0.3)
+        await engine.until_fault("hang")
         asked = asyncio.ensure_future(engine.post("/v1/chat/completions", CHAT))
         samples = await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 1)
         async with engine.client.get("/health") as response:
@@ -580,16 +619,16 @@ async def test_a_hung_engine_is_healthy_and_answers_when_the_fault_is_over(tmp_p
         assert (await engine.metrics())["vllm:generation_tokens_total"] == samples["vllm:generation_tokens_total"]
         assert not asked.done()
         path.unlink()
-        assert (await asyncio.wait_for(asked, 5))[0] == 200
+        assert (await asyncio.wait_for(asked, PATIENCE))[0] == 200
 
 
 async def test_a_hang_ends_by_itself_at_its_time(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
-    end = time.time() + 1
-    path.write_text(json.dumps({"hang": {"until": end}}))
     async with serving(faults=path) as engine:
-        await asyncio.sleep(0.3)
-        assert (await asyncio.wait_for(engine.post("/v1/chat/completions", CHAT), 5))[0] == 200
+        end = time.time() + 1
+        path.write_text(json.dumps({"hang": {"until": end}}))
+        engine.faults.refresh()  # not left to the engine, which may come to it only after the end
+        assert (await asyncio.wait_for(engine.post("/v1/chat/completions", CHAT), PATIENCE))[0] == 200
         assert time.time() >= end
 
 
@@ -597,12 +636,12 @@ async def test_a_client_that_leaves_a_hung_engine_is_forgotten(tmp_path: Path) -
     path = tmp_path / "faults.json"
     path.write_text('{"hang": {}}')
     async with serving(faults=path) as engine:
-        await asyncio.sleep(0.3)
+        await engine.until_fault("hang")
         _reader, writer = await asyncio.open_connection(engine.client.server.host, engine.client.server.port)
         writer.write(raw_request("/v1/chat/completions", CHAT))
         await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 1)
         writer.close()
-        await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 0, seconds=1)
+        await engine.until(lambda samples: samples["vllm:num_requests_waiting"] == 0)
 
 
 async def test_garbage_has_status_200_and_another_text(tmp_path: Path) -> None:
@@ -610,7 +649,7 @@ async def test_garbage_has_status_200_and_another_text(tmp_path: Path) -> None:
     async with serving(faults=path) as engine:
         _unused, good = await engine.post("/v1/chat/completions", CHAT)
         path.write_text('{"garbage": {}}')
-        await asyncio.sleep(0.3)
+        await engine.until_fault("garbage")
         status, bad = await engine.post("/v1/chat/completions", CHAT)
         assert status == 200
         assert bad["choices"][0]["message"]["content"] != good["choices"][0]["message"]["content"]
@@ -620,13 +659,16 @@ async def test_a_slow_engine_takes_longer(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
     document = {**CHAT, "max_tokens": 10, "ignore_eos": True}
     async with serving(faults=path, scale="1") as engine:
-        await engine.post("/v1/chat/completions", document)
-        before = (await engine.metrics())["vllm:e2e_request_latency_seconds_sum"]
+
+        async def seconds() -> float:
+            before = (await engine.metrics())["vllm:e2e_request_latency_seconds_sum"]
+            await engine.post("/v1/chat/completions", document)
+            return (await engine.metrics())["vllm:e2e_request_latency_seconds_sum"] - before
+
+        fast = min([await seconds() for _unused in range(3)])  # a busy machine makes some slow, hardly all
         path.write_text('{"slow": {"factor": 6}}')
-        await asyncio.sleep(0.3)
-        await engine.post("/v1/chat/completions", document)
-        after = (await engine.metrics())["vllm:e2e_request_latency_seconds_sum"]
-        assert after - before > 3 * before
+        await engine.until_fault("slow")
+        assert await seconds() > 3 * fast
 
 
 async def test_a_body_over_the_limit_and_one_that_cannot_be_unpacked_are_refused(

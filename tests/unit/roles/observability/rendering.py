@@ -69,4 +69,4 @@ def render_rules(**variables: Any) -> str:
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run promtool and return what it said."""
-    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=180)

@@ -53,7 +53,7 @@ def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
 def run(file: Path) -> subprocess.CompletedProcess[str]:
     """Run the check as Ansible does."""
     return subprocess.run(
-        [sys.executable, str(CHECK), str(file)], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, str(CHECK), str(file)], capture_output=True, text=True, check=False, timeout=120
     )
 
 
