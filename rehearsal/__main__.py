@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     shell = commands.add_parser("ssh", help="a shell, or one command, on a host")
     shell.add_argument("host")
     shell.add_argument("remote", nargs=argparse.REMAINDER)
-    faults.add_arguments(commands.add_parser("fault", help="switch a fault of a stand-in engine on or off"))
+    faults.add_arguments(commands.add_parser("fault", help="break an engine or hardware by name, or mend it"))
     options = parser.parse_args(arguments)
     checkout = Checkout(ROOT, options.inventory.resolve(), options.state.absolute())
     try:

@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import json
+import re
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from rehearsal import images, inventory
 from rehearsal.checkout import MACHINE_LOCK, Checkout, RehearsalError, locked, read_json, say, warn, write_atomically
+from rehearsal.hardware import installation, library, profiles
 from rehearsal.podman import execute, podman, podman_json
 
 LABEL = "ringmaster.rehearsal"
@@ -30,24 +32,37 @@ FIRST_HOST = 11
 INIT = "mount --make-rshared / && exec /sbin/init"
 START_SECONDS = 60
 SECRETS = ("vllm_api_key", "edge_api_key")
+# Ports of simulated adapters are interfaces on networks of their own, one a rail: what one host sends there arrives at
+# the others, and frames up to this size pass.
+RAIL_MTU = 9000
+# Each systemd on a machine takes a few of these, and Linux allows 128 to all of root's processes: three fleets' worth.
+INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
+ENOUGH_INOTIFY_INSTANCES = 1024
 # The machine's process may be denied CAP_SYS_RESOURCE: a limit over its own could not be set then.
 LIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=4000:4000")
 
 
 def up(checkout: Checkout) -> dict[str, str]:
     """Start the fleet, or repair it: after this each host of the inventory answers over SSH. Gives host → address."""
-    wanted = inventory.read(checkout).images()
+    site = inventory.read(checkout)
+    wanted, machines = site.images(), _machines(site)
+    _ensure_inotify()
     _ensure_key(checkout)
     _ensure_secrets(checkout)
     network = _ensure_network(checkout)
+    rails = [_ensure_network(checkout, rail) for rail in _rails(machines)]
     addresses = _allocate(checkout, network, wanted)
     present = _containers(checkout)
     for host in sorted(set(present) - set(wanted)):
         say(f"removing {host}, which the inventory no longer lists")
         podman("rm", "--force", "--volumes", checkout.container(host))
     with images.ensured(wanted.values()) as references, ThreadPoolExecutor(max_workers=4) as pool:
-        start = functools.partial(_start, checkout)
-        list(pool.map(lambda host: start(host, references[wanted[host]], addresses[host], present.get(host)), wanted))
+
+        def start(host: str) -> None:
+            machine = _Hardware(checkout, machines[host], host, addresses[host], rails) if host in machines else None
+            _start(checkout, host, references[wanted[host]], addresses[host], present.get(host), machine)
+
+        list(pool.map(start, wanted))
     with ThreadPoolExecutor(max_workers=4) as pool:
         list(pool.map(lambda host: _wait_for_systemd(checkout, host), wanted))
         list(pool.map(lambda host: _authorize(checkout, host), wanted))
@@ -64,8 +79,8 @@ def down(checkout: Checkout, *, keep_images: bool = False) -> None:
     for host in _containers(checkout):
         podman("rm", "--force", "--volumes", "--time", "0", checkout.container(host))
         removed += 1
-    if _network(checkout):
-        podman("network", "rm", "--force", checkout.network)
+    for network in _networks(checkout):
+        podman("network", "rm", "--force", network["name"])
     gone = [] if keep_images else images.remove_unused()
     shutil.rmtree(checkout.state, ignore_errors=True)
     say(f"removed {removed} hosts, their network, keys and state, and {len(gone)} images that nothing else uses")
@@ -101,6 +116,19 @@ def address_of(checkout: Checkout, host: str) -> str:
     return known[host]
 
 
+def _ensure_inotify() -> None:
+    """Allow enough inotify instances; without, units of the last hosts fail with "Too many open files"."""
+    found = int(INOTIFY_INSTANCES.read_text())
+    if found >= ENOUGH_INOTIFY_INSTANCES:
+        return
+    try:
+        INOTIFY_INSTANCES.write_text(f"{ENOUGH_INOTIFY_INSTANCES}\n")
+    except OSError as error:
+        warn(f"{INOTIFY_INSTANCES} is {found} and can't be raised ({error}): more than two fleets at once may fail")
+        return
+    say(f"raised fs.inotify.max_user_instances from {found} to {ENOUGH_INOTIFY_INSTANCES}, until the next boot")
+
+
 def _ensure_key(checkout: Checkout) -> None:
     if not checkout.private_key.exists():
         checkout.state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,25 +145,77 @@ def _ensure_secrets(checkout: Checkout) -> None:
             write_atomically(path, secrets.token_urlsafe(32))
 
 
-def _network(checkout: Checkout) -> dict[str, Any] | None:
-    for network in podman_json("network", "ls"):
-        if network["name"] == checkout.network:
-            found: dict[str, Any] = network
-            return found
-    return None
+def _networks(checkout: Checkout) -> list[dict[str, Any]]:
+    """The fleet's network and its rails, as far as they are there."""
+    own = re.compile(rf"{checkout.network}(-rail[0-9]+)?")
+    return [network for network in podman_json("network", "ls") if own.fullmatch(network["name"])]
 
 
-def _ensure_network(checkout: Checkout) -> ipaddress.IPv4Network:
+def _ensure_network(checkout: Checkout, rail: int | None = None) -> ipaddress.IPv4Network:
+    """The fleet's network, or one of its rails, which leads nowhere else."""
+    name = checkout.network if rail is None else f"{checkout.network}-rail{rail}"
     # Two checkouts that choose at the same moment would choose the same free addresses.
     with locked(MACHINE_LOCK, "another checkout that creates its network"):
-        found = _network(checkout)
-        if found is not None:
-            return ipaddress.IPv4Network(found["subnets"][0]["subnet"])
+        for found in _networks(checkout):
+            if found["name"] == name:
+                return ipaddress.IPv4Network(found["subnets"][0]["subnet"])
         subnet = _free_subnet(checkout)
-        say(f"creating the network {checkout.network} with {subnet}")
+        say(f"creating the network {name} with {subnet}")
+        options = [] if rail is None else ["--internal", "--opt", f"mtu={RAIL_MTU}"]
         # No resolver of podman's own: hosts use the machine's, and one process less can die.
-        podman("network", "create", "--disable-dns", "--subnet", str(subnet), checkout.network)
+        podman("network", "create", "--disable-dns", "--subnet", str(subnet), *options, name)
         return subnet
+
+
+def _machines(site: inventory.Inventory) -> dict[str, str]:
+    """Host → profile of its simulated hardware, for those that have some. Raises RehearsalError for an unknown one."""
+    machines = {
+        host: str(values["rehearsal_hardware"])
+        for host, values in site.variables.items()
+        if values.get("rehearsal_hardware")
+    }
+    for host, profile in machines.items():
+        if profile not in profiles.PROFILES:
+            raise RehearsalError(
+                f"expected rehearsal_hardware of {host} to be one of {', '.join(profiles.PROFILES)}, "
+                f"found {profile!r}; to do: correct the inventory"
+            )
+    return machines
+
+
+def _rails(machines: Mapping[str, str]) -> range:
+    return range(max((len(profiles.PROFILES[name].of_kind("nic")) for name in machines.values()), default=0))
+
+
+class _Hardware:
+    """Simulated hardware of one host: what podman has to be told, and the archive that the host is given."""
+
+    def __init__(
+        self, checkout: Checkout, profile: str, host: str, address: str, rails: Sequence[ipaddress.IPv4Network]
+    ) -> None:
+        self.checkout, self.profile, self.host = checkout, profile, host
+        # The last digits are those of the host's address, so that people see whose they are.
+        place = int(ipaddress.IPv4Address(address)) % (1 << 32 - PREFIX_LENGTH)
+        self.ports = profiles.ports(profile, host)
+        self.addresses = {index: str(rails[index][place]) for index in range(len(self.ports))}
+        self.made_of = f"{installation.digest(profile)} {' '.join(self.addresses.values())}"
+
+    def networks(self) -> list[str]:
+        """Options of `podman create` that give the host its ports."""
+        options = []
+        for index, port in enumerate(self.ports):
+            details = f"ip={self.addresses[index]},mac={port['mac']},interface_name={port['netdev']}"
+            options += ["--network", f"{self.checkout.network}-rail{index}:{details}"]
+        return options
+
+    def install(self, container: str) -> None:
+        """Unpack the hardware in a container that was not started yet. Raises RehearsalError without a compiler."""
+        try:
+            built = self.checkout.root / ".cache" / "rehearsal-hardware"
+            content = installation.archive(self.profile, self.host, self.addresses, built)
+        except library.CompilerError as error:
+            raise RehearsalError(str(error)) from None
+        podman("cp", "-", f"{container}:/", stdin=content)
 
 
 def _free_subnet(checkout: Checkout) -> ipaddress.IPv4Network:
@@ -170,11 +250,19 @@ def _containers(checkout: Checkout) -> dict[str, dict[str, Any]]:
     return {container["Labels"][HOST_LABEL]: container for container in listed}
 
 
-def _start(checkout: Checkout, host: str, image: str, address: str, present: dict[str, Any] | None) -> None:
+def _start(
+    checkout: Checkout,
+    host: str,
+    image: str,
+    address: str,
+    present: dict[str, Any] | None,
+    machine: _Hardware | None,
+) -> None:
     name = checkout.container(host)
-    made_of = f"{image} {address} {INIT}"
+    init = INIT if machine is None else f"{installation.BOOT} && {INIT}"
+    made_of = " ".join([image, address, init, *([machine.made_of] if machine else [])])
     if present is not None and present["Labels"].get(IMAGE_LABEL) != made_of:
-        say(f"{host}: replacing it, its image or address changed")
+        say(f"{host}: replacing it, its image, address or hardware changed")
         podman("rm", "--force", "--volumes", "--time", "0", name)
         present = None
     if present is not None and present["State"] == "running" and _answers(name):
@@ -190,12 +278,15 @@ def _start(checkout: Checkout, host: str, image: str, address: str, present: dic
             podman("rm", "--force", "--volumes", "--time", "0", name)
     say(f"{host}: starting it at {address}")
     podman(
-        *("create", "--name", name, "--hostname", host, "--network", checkout.network, "--ip", address),
+        *("create", "--name", name, "--hostname", host, "--network", f"{checkout.network}:ip={address}"),
+        *(machine.networks() if machine else []),
         # Privileged: systemd and the roles set kernel parameters and mount file systems as on a real host.
         *("--privileged", "--systemd=always", "--restart=always", *LIMITS),
         *("--label", f"{LABEL}={checkout.identity}", "--label", f"{HOST_LABEL}={host}"),
-        *("--label", f"{IMAGE_LABEL}={made_of}", image, "/bin/sh", "-c", INIT),
+        *("--label", f"{IMAGE_LABEL}={made_of}", image, "/bin/sh", "-c", init),
     )
+    if machine:
+        machine.install(name)
     podman("start", name)
     # A host that was replaced has another link address: what the machine remembers would hold it back for long.
     subprocess.run(["ip", "neighbour", "flush", "to", address], check=False, capture_output=True)

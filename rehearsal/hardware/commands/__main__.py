@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`python3 -m rehearsal.hardware.commands NAME ARGUMENTS`: what the small scripts of a host's /usr/local/sbin start."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from rehearsal.hardware import Machine
+
+# Command → module, where the command's name is none of Python's.
+MODULES = {"nvidia-smi": "nvidia_smi", "update-grub": "update_grub"}
+
+
+def main() -> int:
+    """Run the command that the first argument names."""
+    name = os.path.basename(sys.argv[1])
+    module = importlib.import_module(f"rehearsal.hardware.commands.{MODULES.get(name, name)}")
+    status: int = module.run(sys.argv[2:], Machine.of_this_host())
+    sys.stdout.flush()
+    return status
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
