@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,8 +45,15 @@ class Answer:
 class CommandRunner:
     """Runs the host's commands. Messages are in English, whatever the host's language is."""
 
+    def locate(self, name: str) -> str | None:
+        """Path of an installed command; None if it is not installed."""
+        return shutil.which(name, path=SYSTEM_PATH)
+
     def run(self, command: Sequence[str], timeout: float = DEFAULT_TIMEOUT) -> Answer:
-        """Run `command` (a list of words, no shell) for at most `timeout` seconds; never raises for what it does."""
+        """Run `command` (a list of words, no shell) for at most `timeout` seconds; never raises for what it does.
+
+        A command that does not end in time is killed with all that it started.
+        """
         environment = {**os.environ, "LC_ALL": "C", "PATH": SYSTEM_PATH}
         program = shutil.which(command[0], path=SYSTEM_PATH)
         if program is None:
@@ -57,17 +65,34 @@ class CommandRunner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             return Answer(None, complaint=f"can't be run: {error}")
         try:
             output, complaint = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
-            # A process that a hung driver holds does not die of this; it is not waited for.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=1)
+            _abandon(process)
             return Answer(None, complaint=f"no answer within {timeout:g} s: {' '.join(command)}")
         return Answer(
-            process.returncode, output.decode("utf-8", "replace"), complaint.decode("utf-8", "replace").strip()
+            process.returncode,
+            output.decode("utf-8", "replace"),
+            complaint.decode("utf-8", "replace").strip() or _end(process.returncode),
         )
+
+
+def _end(status: int) -> str:
+    """Why a command ended that said nothing about it; empty if it ended by itself."""
+    return f"killed by signal {-status}" if status < 0 else ""
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command with its whole process group. One that a hung driver holds does not die; it is not waited for."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=1)
+    process.poll()  # it may have ended itself, and left its output open to a daemon that it started
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the Ringmaster authors
 # GNU General Public License v3.0 or later (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small kernel files (``/sys``, ``/proc``, ``/dev``), read below a root that the caller chooses.
+"""Small kernel files (``/sys``, ``/proc``), read below a root that the caller chooses.
 
 Hardware readers take a :class:`FileTree` instead of opening ``/sys`` themselves, so that the node agent, the modules
 and the tests share one reader. A file of the kernel may be missing, may refuse to be read (an empty GID slot answers
@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import errno
 import os
-import posixpath
 import re
+import stat
+from collections.abc import Iterable
 
-# A kernel attribute is one page; the longest file read here (/proc/cmdline, ethtool-like lists) is far below this.
+# A kernel attribute is one page; the longest file read here (/proc/cmdline, ethtool-like lists) is far below this. A
+# longer one is refused: its beginning alone could be taken for the whole.
 LARGEST_FILE = 1 << 20
+LARGEST_CPU = 1 << 16  # above the kernel's own limit on every architecture (NR_CPUS, 8192 on x86-64)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}\Z")
+_HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,32}\Z")
 
 
 class FileTree:
@@ -32,15 +36,23 @@ class FileTree:
         self.root = os.path.abspath(root)
 
     def text(self, path: str) -> str | None:
-        """Content without white space at both ends; None if the file is missing, empty of meaning or unreadable.
+        """Content without white space at both ends (``""`` for an empty file); None if it is missing or unreadable.
 
-        Bytes that are not UTF-8 become U+FFFD, NUL bytes are removed. :meth:`complaint` says why it was None.
+        Bytes that are not UTF-8 and NUL bytes become U+FFFD, so that what was no number does not become one; NUL bytes
+        at the end are dropped, since the kernel ends some strings with one. :meth:`complaint` says why it was None.
         """
         content = self.raw(path)
         return None if content is None else content.strip()
 
     def raw(self, path: str) -> str | None:
         """Content as it is (line ends kept), else as :meth:`text`."""
+        content = self.data(path)
+        if content is None:
+            return None
+        return content.rstrip(b"\0").decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+    def data(self, path: str) -> bytes | None:
+        """Content as bytes (PCI configuration space, EFI variables); None if it is missing or unreadable."""
         try:
             return self._read(path)
         except (OSError, ValueError):
@@ -63,11 +75,15 @@ class FileTree:
         return parse_integer(self.text(path))
 
     def names(self, path: str) -> list[str]:
-        """Names in a folder, numbers in them in order (``mlx5_2`` before ``mlx5_10``); empty if there is no folder."""
+        """Names in a folder, numbers in them in order (``mlx5_2`` before ``mlx5_10``); empty if there is no folder.
+
+        Names that are not UTF-8 are left out; the kernel gives none to what is read here.
+        """
         try:
-            return sorted(os.listdir(self.locate(path)), key=natural_order)
+            found = os.listdir(self.locate(path))
         except (OSError, ValueError):
             return []
+        return sorted((name for name in found if _is_text(name)), key=lambda name: (natural_order(name), name))
 
     def exists(self, path: str) -> bool:
         """Whether something is there, links followed."""
@@ -87,24 +103,38 @@ class FileTree:
         relative = os.path.relpath(located, self.root)
         return "/" if relative == "." else f"/{relative}"
 
+    def writable(self, path: str) -> bool:
+        """Whether this user may write the file: rights, and not a file system that is mounted to be read only."""
+        try:
+            return os.access(self.locate(path), os.W_OK)
+        except (OSError, ValueError):
+            return False
+
+    def write(self, path: str, content: str | bytes, offset: int | None = None) -> None:
+        """Write into a file that is there, all of it or from a byte on; raises OSError where the kernel refuses."""
+        flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_TRUNC if offset is None else 0)
+        descriptor = os.open(self.locate(path), flags)
+        try:
+            os.pwrite(descriptor, content.encode("utf-8") if isinstance(content, str) else content, offset or 0)
+        finally:
+            os.close(descriptor)
+
     def locate(self, path: str) -> str:
         """Where `path` really lies on this machine, all links followed below the root.
 
-        Raises OSError (ELOOP) for links in a circle and ValueError for a path with a NUL byte.
+        Raises OSError (ELOOP) for links in a circle. Nothing need be there.
         """
-        if self.root == "/":
-            return os.path.realpath(path)
-        pending = [part for part in path.split("/") if part]
+        pending = [part for part in reversed(path.split("/")) if part]
         done: list[str] = []
         links = 0
         while pending:
-            part = pending.pop(0)
+            part = pending.pop()
             if part == ".":
                 continue
             if part == "..":
                 done = done[:-1]
                 continue
-            here = posixpath.join(self.root, *done, part)
+            here = os.path.join(self.root, *done, part)
             if not os.path.islink(here):
                 done.append(part)
                 continue
@@ -114,13 +144,22 @@ class FileTree:
             target = os.readlink(here)
             if target.startswith("/"):
                 done = []
-            pending = [piece for piece in target.split("/") if piece] + pending
-        return posixpath.join(self.root, *done)
+            pending += [piece for piece in reversed(target.split("/")) if piece]
+        return os.path.join(self.root, *done)
 
-    def _read(self, path: str) -> str:
-        with open(self.locate(path), "rb") as file:
-            content = file.read(LARGEST_FILE)
-        return content.replace(b"\0", b"").decode("utf-8", "replace")
+    def _read(self, path: str) -> bytes:
+        if "\0" in path:
+            raise ValueError("a NUL byte in the path")
+        # Under the machine's own root the kernel follows the links itself.
+        located = os.path.join("/", path) if self.root == "/" else self.locate(path)
+        # A pipe would keep the reader waiting for its other end, a device may do anything when it is opened.
+        if not stat.S_ISREG(os.stat(located).st_mode):
+            raise ValueError("not a regular file")
+        with open(located, "rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise ValueError(f"longer than {LARGEST_FILE} bytes")
+        return content
 
 
 def parse_integer(text: str | None) -> int | None:
@@ -130,12 +169,65 @@ def parse_integer(text: str | None) -> int | None:
     stripped = text.strip()
     if _INTEGER.match(stripped):
         return int(stripped)
-    if re.match(r"0[xX][0-9a-fA-F]{1,32}\Z", stripped):
+    if _HEXADECIMAL.match(stripped):
         return int(stripped, 16)
     return None
 
 
+def parse_choice(text: str | None) -> tuple[str | None, list[str]]:
+    """The chosen word and all words of a list as the kernel shows it: ``[none] mq-deadline`` → none, both.
+
+    A single word without brackets is chosen (``none`` of a disk that knows no other scheduler). The chosen word is None
+    where no word or several stand in brackets.
+    """
+    words = (text or "").split()
+    chosen = [word[1:-1] for word in words if len(word) > 2 and word[0] == "[" and word[-1] == "]"]
+    choices = [word.strip("[]") for word in words]
+    if not chosen and len(words) == 1:
+        chosen = choices
+    return (chosen[0] if len(chosen) == 1 and chosen[0] else None), [choice for choice in choices if choice]
+
+
+def parse_cpus(text: str | None) -> list[int] | None:
+    """The CPUs of a list as the kernel writes it (``0-3,8``), in order; empty for an empty list; None if it is none."""
+    if text is None:
+        return None
+    numbers: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else []:
+        ends = part.strip().split("-")
+        if len(ends) > 2 or not all(re.match(r"[0-9]{1,6}\Z", end) for end in ends):
+            return None
+        first, last = int(ends[0]), int(ends[-1])
+        if first > last or last >= LARGEST_CPU:
+            return None
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+def format_cpus(numbers: Iterable[int]) -> str:
+    """CPU numbers as the kernel writes a list of them: ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
 def natural_order(name: str) -> list[tuple[int, int, str]]:
     """Sort key that puts the numbers in names in order: ``cpu2`` before ``cpu10``."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(1, int(part), "") if part.isascii() and part.isdigit() else (0, 0, part) for part in parts]
+    key = []
+    for part in re.split(r"([0-9]+)", name):
+        digits = part.lstrip("0")
+        # Of two numbers the longer one is the greater; so the length of a number does not matter.
+        key.append((1, len(digits), digits) if re.match(r"[0-9]+\Z", part) else (0, 0, part))
+    return key
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages of the roles ``scheduler`` and ``vllm``: when their query failed, and which of them a rollback takes away."""
+"""Packages of the roles ``scheduler`` and ``vllm``: when their query failed, and which of them a rollback removes."""
 
 from __future__ import annotations
 
