@@ -5,13 +5,16 @@
 set -eu
 export LC_ALL=C
 
-# Passed over: the package manager's own books (packages are listed by themselves), systemd's seeds and stamps, and the
-# samples of a Prometheus that runs; the linker's cache, which tells in which order packages came; useradd's lock and
-# copies. Of /var/lib/ringmaster, where the roles keep their records, the folder itself, but not what is in it.
+# Passed over: the books of the package manager and of ucf (packages are listed by themselves), systemd's seeds and stamps,
+# and the samples of a Prometheus that runs; the linker's cache, which tells in which order packages came; useradd's lock and
+# copies; /etc/hosts and the rehearsal's own state, which a reboot changes. Of /var/lib/ringmaster, where the roles keep
+# their records, the folder itself, but not what is in it.
 walk() {
   find /etc /opt /srv /usr/local /usr/lib/systemd /var/lib \
-    \( -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path '/var/lib/prometheus/metrics2/*' \
-    -o -path /etc/ld.so.cache -o -path /etc/.pwd.lock -o -path '/etc/*-' \) -prune -o -path /var/lib/ringmaster -o "$@"
+    \( -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/ucf -o -path /var/lib/systemd \
+    -o -path '/var/lib/prometheus/metrics2/*' \
+    -o -path /etc/ld.so.cache -o -path /etc/.pwd.lock -o -path '/etc/*-' -o -path /etc/hosts \
+    -o -path /var/lib/ringmaster-rehearsal \) -prune -o -path /var/lib/ringmaster -o "$@"
 }
 
 dpkg-query --show --showformat 'package ${binary:Package} ${Version} ${db:Status-Status}\n'

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-OPERATIONS = ("registry", "vllm", "scheduler", "edge", "observability")
+OPERATIONS = ("baseline", "fabric", "gpu", "registry", "vllm", "scheduler", "edge", "observability")
 INVENTORY = """
 all:
   vars:
@@ -101,7 +101,10 @@ def test_one_gateway_keeps_serving_when_the_other_fails(site: Any) -> None:
 
 
 def batches(run: Any) -> int:
-    return run.stdout.count("PLAY [Engines]")
+    """Batches of each of the two plays that change engine hosts."""
+    counts = [run.stdout.count(f"PLAY [{play}]") for play in ("Hardware", "Engines")]
+    assert counts[0] == counts[1]
+    return int(counts[0])
 
 
 def test_first_install_takes_all_engines_at_once_and_goes_on_without_one(site: Any) -> None:
@@ -109,7 +112,9 @@ def test_first_install_takes_all_engines_at_once_and_goes_on_without_one(site: A
     assert batches(run) == 1
     done = journal(site)
     assert ("observability", "cpu1") in done
-    assert sorted(host for operation, host in done if operation == "vllm") == ENGINE_HOSTS
+    assert sorted(host for operation, host in done if operation == "baseline") == ENGINE_HOSTS
+    # A host whose hardware is not right gets no engine.
+    assert sorted(host for operation, host in done if operation == "vllm") == ENGINE_HOSTS[1:]
 
 
 def test_engines_in_service_change_in_batches_and_the_first_failure_ends_it(site: Any) -> None:
@@ -119,9 +124,12 @@ def test_engines_in_service_change_in_batches_and_the_first_failure_ends_it(site
     assert run.returncode == 0, run.stdout
     assert batches(run) == 3
     journal(site)
+    run = site_yml(site, *serves, "--tags", "vllm", "-e", '{"failing": ["gpu2"]}')
+    assert run.returncode == 2
+    assert journal(site) == [("vllm", "gpu1"), ("vllm", "gpu2")]
     run = site_yml(site, *serves, "-e", '{"failing": ["gpu2"]}')
     assert run.returncode == 2
-    assert [host for operation, host in journal(site) if operation == "vllm"] == ["gpu1", "gpu2"]
+    assert journal(site) == [("baseline", "gpu1"), ("fabric", "gpu1"), ("gpu", "gpu1"), ("baseline", "gpu2")]
 
 
 @pytest.mark.parametrize(("batch", "count"), [("2", 2), ("100%", 1)])
@@ -130,7 +138,7 @@ def test_size_of_batch_can_be_set_in_the_inventory(site: Any, batch: str, count:
     assert batches(site_yml(site, "--tags", "vllm")) == count
 
 
-@pytest.mark.parametrize("operation", ["vllm", "observability"])
+@pytest.mark.parametrize("operation", ["gpu", "vllm", "observability"])
 def test_rollback_runs_on_the_hosts_of_its_operation(site: Any, operation: str) -> None:
     run = rollback_yml(site, "-e", f"operation={operation}")
     assert run.returncode == 0, run.stdout
@@ -148,7 +156,10 @@ def test_rollback_goes_one_host_at_a_time_and_stops_at_a_failure(site: Any) -> N
 def test_rollback_of_an_unknown_operation_is_refused(site: Any, arguments: list[str]) -> None:
     run = rollback_yml(site, *arguments)
     assert run.returncode == 2
-    assert "Expected operation to be one of registry, vllm, scheduler, edge, observability." in run.stdout
+    assert (
+        "Expected operation to be one of baseline, fabric, gpu, registry, vllm, scheduler, edge, observability."
+        in run.stdout
+    )
     assert journal(site) == []
 
 
@@ -160,7 +171,11 @@ def operations() -> dict[str, str]:
 
 def test_operations_of_rollback_are_those_of_the_site() -> None:
     plays = yaml.safe_load((CHECKOUT / "playbooks" / "site.yml").read_text(encoding="utf-8"))
-    assert {play["tags"][0]: play["hosts"] for play in plays if "roles" in play} == operations()
+    roles = [(role["tags"], role["role"], play["hosts"]) for play in plays for role in play.get("roles", [])]
+    assert [(tags, role) for tags, role, _hosts in roles] == [
+        ([operation], f"ringmaster.inference.{operation}") for operation in operations()
+    ]
+    assert {tags[0]: hosts for tags, _role, hosts in roles} == operations()
 
 
 def test_example_inventory_only_lacks_addresses_and_secrets(controller: Any) -> None:

@@ -65,7 +65,7 @@ def site(controller: Any, inventory: str) -> None:
     mark = controller.root / "touched"
     controller.write("ssh", f"#!/bin/sh\ntouch {mark}\nexit 255\n").chmod(0o755)
     controller.write("inventory.yml", inventory)
-    for role in ("registry", "vllm", "scheduler", "edge", "observability"):
+    for role in ("baseline", "fabric", "gpu", "registry", "vllm", "scheduler", "edge", "observability"):
         controller.role(role, "[]")
 
 
