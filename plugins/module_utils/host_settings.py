@@ -132,7 +132,8 @@ class Setting(ABC):
 
     def write(self, item: str, value: str) -> None:
         """Set one item."""
-        self.tree.write(self.path(item), value)
+        # With a line's end, as echo writes it; the kernel takes it off.
+        self.tree.write(self.path(item), f"{value}\n")
 
     def refusal(self, item: str) -> str:
         """Why an item can't be written; empty if nothing is known against it."""

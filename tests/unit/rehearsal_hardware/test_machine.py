@@ -198,7 +198,7 @@ def test_state_names_are_in_order_and_unfinished_writes_are_none(tmp_path: Path)
 
 
 def test_bits_that_are_written_while_a_link_is_refreshed_stay(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """setpci may write access control bits between the moment at which the simulation reads the file and its writing."""
+    """setpci may write between the moment at which the simulation reads the file and that at which it writes it."""
     address = next(name for name in a100.state.names("pci") if a100.state.text(f"pci/{name}/kind") == "downstream")
     config = (a100.root / "sys/bus/pci/devices" / address / "config").resolve()
     set_link, mark = pci.set_link, pci.SIZE - 1

@@ -131,6 +131,8 @@ def test_everything_is_set_once_and_brought_back(host: Host) -> None:
         "sysctls.kernel.numa_balancing": "0",
     }
     assert host.text(f"{CPU}/cpu3/cpufreq/scaling_governor") == "performance"
+    written = (host.root / f"{CPU}/cpu3/cpufreq/scaling_governor".lstrip("/")).read_text(encoding="utf-8")
+    assert written == "performance\n", "with a line's end, as echo writes it"
     assert host.text(f"{CPU}/cpu3/cpuidle/state3/disable") == "1"
     assert host.text(f"{CPU}/cpu3/cpuidle/state1/disable") == "0"
     assert host.port() == space(0)
