@@ -16,20 +16,32 @@ A unit test gets a machine of its own with::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from rehearsal.hardware.state import TYPE_CHECKING, State
 
-from rehearsal.hardware import profiles
-from rehearsal.hardware.state import State
-from rehearsal.hardware.tree import Tree
+# A stand-in command is started dozens of times by one reading of a host. It seldom needs the tree, and never the
+# profiles: what only they import is left until then.
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rehearsal.hardware.tree import Tree
 
 
-@dataclass(frozen=True)
 class Machine:
     """A simulated machine in a folder: `state` behind it, and the kernel's files below `root`."""
 
-    state: State
-    tree: Tree
+    def __init__(self, state: State, tree: Tree | None = None) -> None:
+        """Without a `tree` the files are those of this host."""
+        self.state = state
+        self._tree = tree
+
+    @property
+    def tree(self) -> Tree:
+        """Writes the kernel's files from the state."""
+        if self._tree is None:
+            from rehearsal.hardware.tree import Tree
+
+            self._tree = Tree("/", self.state)
+        return self._tree
 
     @property
     def root(self) -> Path:
@@ -39,8 +51,7 @@ class Machine:
     @classmethod
     def of_this_host(cls) -> Machine:
         """The machine that a host of the fleet simulates: the state that the environment names, and the real root."""
-        state = State.of_this_host()
-        return cls(state, Tree("/", state))
+        return cls(State.of_this_host())
 
 
 def build(profile: str, folder: Path, host: str = "gpu-1", cpus: int = 4) -> Machine:
@@ -48,6 +59,9 @@ def build(profile: str, folder: Path, host: str = "gpu-1", cpus: int = 4) -> Mac
 
     Raises KeyError for a profile that `profiles.PROFILES` does not list.
     """
+    from rehearsal.hardware import profiles
+    from rehearsal.hardware.tree import Tree
+
     state = State(folder / "state")
     profiles.write(profile, state, host, cpus)
     for index in state.names("ports"):

@@ -23,7 +23,10 @@ from typing import Any
 from rehearsal.hardware import Machine, kernel_log
 from rehearsal.hardware.lifecycle import LINK_ERRORS
 from rehearsal.hardware.profiles import PORT_DEFAULTS
-from rehearsal.hardware.state import ENVIRONMENT, State, Value
+from rehearsal.hardware.state import ENVIRONMENT, TYPE_CHECKING, State
+
+if TYPE_CHECKING:
+    from rehearsal.hardware.state import Value
 
 SERVICE = "ringmaster-rehearsal-faults.service"
 TICK = 0.25  # seconds between two steps of growing counters

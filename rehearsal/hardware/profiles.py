@@ -12,7 +12,10 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rehearsal.hardware.state import State, Value
+from rehearsal.hardware.state import TYPE_CHECKING, State
+
+if TYPE_CHECKING:
+    from rehearsal.hardware.state import Value
 
 DRIVER: dict[str, Value] = {"version": "580.95.05", "nvml_version": "13.580.95.05", "cuda_version": 13000, "loaded": 1}
 # A host as its vendor ships it: nothing tuned, the IOMMU translates, frequency follows load.

@@ -9,22 +9,33 @@ thing (an L40S has no NVLink, a passive board no fan).
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
-from typing import Union
+
+# What few callers need is imported where they need it: a stand-in command starts with this module, and often. To
+# import `typing` would take a third of such a command's time; type checkers know the name.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Union
+
+    Value = Union[str, int, float, bool]
 
 # Unit tests and builds beside a real host name another folder; the library in C knows both names, too.
 ENVIRONMENT = "RINGMASTER_REHEARSAL_HARDWARE"
 FOLDER = "/var/lib/ringmaster-rehearsal/hardware"
-
-Value = Union[str, int, float, bool]
 
 
 class State:
     """The files below `folder`; paths are relative: ``gpus/0/ecc_pending``."""
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self._path = os.fspath(folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files lie."""
+        from pathlib import Path
+
+        return Path(self._path)
 
     @classmethod
     def of_this_host(cls) -> State:
@@ -34,7 +45,7 @@ class State:
     def text(self, path: str, default: str = "") -> str:
         """The value without white space around it; `default` if there is no such file."""
         try:
-            with open(f"{self.folder}/{path}") as file:
+            with open(f"{self._path}/{path}") as file:
                 return file.read().strip()
         except (FileNotFoundError, NotADirectoryError):
             return default
@@ -45,12 +56,12 @@ class State:
 
     def has(self, path: str) -> bool:
         """Whether there is a value, or a folder of values."""
-        return os.path.exists(f"{self.folder}/{path}")
+        return os.path.exists(f"{self._path}/{path}")
 
     def names(self, path: str) -> list[str]:
         """Names in a folder, numbers in order; empty if there is no such folder."""
         try:
-            found = [name for name in os.listdir(f"{self.folder}/{path}") if not name.startswith(".")]
+            found = [name for name in os.listdir(f"{self._path}/{path}") if not name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(found, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
@@ -58,7 +69,7 @@ class State:
     def set(self, path: str, value: Value) -> None:
         """Write a value in one step (a reader sees the old one or the new one); True is written as 1."""
         text = str(int(value)) if isinstance(value, bool) else str(value)
-        folder, name = os.path.split(f"{self.folder}/{path}")
+        folder, name = os.path.split(f"{self._path}/{path}")
         os.makedirs(folder, exist_ok=True)
         # Names with a dot are no values; the number keeps two writers apart.
         fresh = f"{folder}/.{name}.{os.getpid()}"
@@ -79,6 +90,8 @@ class State:
         """Remove a value or a folder of values, if it is there."""
         target = self.folder / path
         if target.is_dir():
+            import shutil
+
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)

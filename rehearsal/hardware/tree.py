@@ -43,7 +43,6 @@ HARDWARE_COUNTERS = (
     *("rx_icrc_encapsulated", "rx_read_requests", "rx_write_requests"),
 )
 GID_SLOTS = 16
-BRIDGES = ("root", "upstream", "downstream")
 # Files of which an operator writes one word and the kernel shows all choices with that one in brackets.
 ASPM_POLICY = "sys/module/pcie_aspm/parameters/policy"
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`python3 -m rehearsal.hardware.commands NAME ARGUMENTS`: what the small scripts of a host's /usr/local/sbin start."""
+"""`__main__.py NAME ARGUMENTS`: what the small scripts of a host's /usr/local/sbin start."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
@@ -16,7 +15,7 @@ MODULES = {"nvidia-smi": "nvidia_smi", "update-grub": "update_grub"}
 def main() -> int:
     """Run the command that the first argument names."""
     name = os.path.basename(sys.argv[1])
-    module = importlib.import_module(f"rehearsal.hardware.commands.{MODULES.get(name, name)}")
+    module = __import__(f"rehearsal.hardware.commands.{MODULES.get(name, name)}", fromlist=["run"])
     status: int = module.run(sys.argv[2:], Machine.of_this_host())
     sys.stdout.flush()
     return status

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 from rehearsal.hardware import Machine
 from rehearsal.hardware.commands import dscp_entries, pfc, port_of, real_command, set_dscp_entries, set_pfc
-from rehearsal.hardware.state import State
+from rehearsal.hardware.state import TYPE_CHECKING, State
+
+if TYPE_CHECKING:
+    from typing import Any
 
 BUFFER_BYTES = (262_016, 130_944)  # what the adapter has, and what one of two buffers gets
 # Names that iproute2 shows for DSCP values unless -N is given (RFC 2474, 2597, 3246).
@@ -39,10 +41,10 @@ def run(arguments: list[str], machine: Machine) -> int:
             _print(_show(machine.state, port, what, flags), what, flags)
         else:
             _change(machine.state, port, what, action, values)
+            machine.tree.refresh()
     except _RefusedError as refusal:
         print(refusal, file=sys.stderr)
         return 1
-    machine.tree.refresh()
     return 0
 
 

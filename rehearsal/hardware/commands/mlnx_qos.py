@@ -54,7 +54,8 @@ def run(arguments: list[str], machine: Machine) -> int:
         else:
             entries.pop(int(parts[1]), None)
         set_dscp_entries(state, port, entries)
-    machine.tree.refresh()
+    if options.dcbx or options.pfc or options.trust or options.dscp2prio:
+        machine.tree.refresh()
     _show(machine, port)
     return 0
 
