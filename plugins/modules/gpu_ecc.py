@@ -44,10 +44,6 @@ options:
     default: 20
 requirements:
   - To be root, if something has to be set
-  - NVIDIA's driver with C(libnvidia-ml.so.1)
-  - >-
-    The Python library C(nvidia-ml-py) for the Python that Ansible uses on the host, or in
-    C(/opt/ringmaster/gpu/venv), where the role P(ringmaster.inference.gpu#role) installs it
 attributes:
   check_mode:
     description: Says what would be set and sets nothing.
@@ -58,12 +54,11 @@ attributes:
   idempotent:
     description: A second run changes nothing, before and after the reboot.
     support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 seealso:
   - module: ringmaster.inference.gpu_info
+extends_documentation_fragment:
+  - ringmaster.inference.nvml
+  - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -18,43 +18,15 @@ description:
     RV(gpus[].state).
   - Memory that is full, a link that an idle card slowed down, and power below the limit are no faults.
   - Each card is read in a process of its own time limit, so that a card that hangs its driver can't hold the module.
-options:
-  gpus:
-    description:
-      - Cards to read, by uuid, by NVML's index or by PCI address in any usual form. All cards if empty.
-      - An index may belong to another card after one failed; a uuid and a PCI address stay.
-    type: list
-    elements: str
-    default: []
-  timeout:
-    description:
-      - Seconds that one card may take to answer, more than 0. A card that no persistence daemon keeps ready takes up to
-        three to start.
-    type: float
-    default: 20
-requirements:
-  - NVIDIA's driver with C(libnvidia-ml.so.1)
-  - >-
-    The Python library C(nvidia-ml-py) for the Python that Ansible uses on the host, or in
-    C(/opt/ringmaster/gpu/venv), where the role P(ringmaster.inference.gpu#role) installs it
-attributes:
-  check_mode:
-    description: Changes nothing, in check mode or not.
-    support: full
-  diff_mode:
-    description: Has nothing to show, because it changes nothing.
-    support: none
-  idempotent:
-    description: Changes nothing however often it runs.
-    support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 seealso:
   - module: ringmaster.inference.nvlink_info
   - module: ringmaster.inference.xid_info
   - module: ringmaster.inference.gpu_ecc
+extends_documentation_fragment:
+  - ringmaster.inference.nvml
+  - ringmaster.inference.nvml.cards
+  - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.reader
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -73,12 +73,10 @@ attributes:
   idempotent:
     description: A second run changes nothing.
     support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 seealso:
   - module: ringmaster.inference.host_tuning_info
+extends_documentation_fragment:
+  - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)
 """

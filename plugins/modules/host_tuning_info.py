@@ -17,23 +17,12 @@ description:
   - In a container nearly all of it is the machine's, which RV(container) tells.
   - Works for any user. Only root may read kernel lockdown, and on some hosts EFI variables.
 options: {}
-attributes:
-  check_mode:
-    description: Changes nothing at any time.
-    support: full
-  diff_mode:
-    description: Changes nothing, so that there is no difference to show.
-    support: none
-  idempotent:
-    description: Changes nothing at any time.
-    support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 seealso:
   - module: ringmaster.inference.host_tuning
   - module: ringmaster.inference.pcie_info
+extends_documentation_fragment:
+  - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.reader
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -15,40 +15,14 @@ description:
   - That a card has no NVLink is no fault. For a model that is not known here nothing is expected, and C(unknown) says
     so.
   - A value that can't be known is null, and C(unknown) has the reason.
-options:
-  gpus:
-    description:
-      - Cards to read, by uuid, by NVML's index or by PCI address in any usual form. All cards if empty.
-    type: list
-    elements: str
-    default: []
-  timeout:
-    description:
-      - Seconds that one card may take to answer, more than 0.
-    type: float
-    default: 20
-requirements:
-  - NVIDIA's driver with C(libnvidia-ml.so.1)
-  - >-
-    The Python library C(nvidia-ml-py) for the Python that Ansible uses on the host, or in
-    C(/opt/ringmaster/gpu/venv), where the role P(ringmaster.inference.gpu#role) installs it
-attributes:
-  check_mode:
-    description: Changes nothing, in check mode or not.
-    support: full
-  diff_mode:
-    description: Has nothing to show, because it changes nothing.
-    support: none
-  idempotent:
-    description: Changes nothing however often it runs.
-    support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 seealso:
   - module: ringmaster.inference.gpu_info
   - module: ringmaster.inference.xid_info
+extends_documentation_fragment:
+  - ringmaster.inference.nvml
+  - ringmaster.inference.nvml.cards
+  - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.reader
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -67,10 +67,8 @@ attributes:
   idempotent:
     description: A second run changes nothing.
     support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
+extends_documentation_fragment:
+  - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -60,10 +60,8 @@ attributes:
     description:
       - A second run gives what is found then. The baseline is the collection's own record and no change of the host.
     support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
+extends_documentation_fragment:
+  - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)
 """
@@ -383,11 +381,10 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.counters import BaselineError, BaselineFile, take
-from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
+from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import BOOT_ID, FileTree
 from ansible_collections.ringmaster.inference.plugins.module_utils.findings import Findings
 from ansible_collections.ringmaster.inference.plugins.module_utils.pcie import (
     ASPM_POLICY,
-    BOOT_ID,
     PcieReader,
     normal_address,
 )
@@ -403,8 +400,8 @@ def compare(reader: PcieReader, devices: list[dict[str, Any]], path: str, update
         reason = str(error)
     reader.compare(devices, baseline, reason)
     if update:
-        kept = {} if whole or baseline is None or baseline.boot_id != reader.boot_id() else baseline.devices
-        file.save(take(reader.boot_id(), {**kept, **reader.counted(devices)}))
+        kept = {} if whole or baseline is None or baseline.boot_id != reader.tree.boot_id() else baseline.devices
+        file.save(take(reader.tree.boot_id(), {**kept, **reader.counted(devices)}))
     found = Findings()
     found.note("path", path)
     found.note("taken_at", baseline.taken_at if baseline else None, reason)
@@ -436,7 +433,7 @@ def main() -> None:
     found.note("devices", devices)
     found.note("missing", sorted(wanted - {device["pci_address"] for device in devices}))
     found.note("aspm_policy", reader.aspm_policy(), f"{ASPM_POLICY} tells none: the kernel does not manage ASPM")
-    found.note("boot_id", reader.boot_id(), f"{BOOT_ID} can't be read")
+    found.note("boot_id", reader.tree.boot_id(), f"{BOOT_ID} can't be read")
     try:
         if module.params["baseline"]:
             update = module.params["baseline_state"] == "update" and not module.check_mode

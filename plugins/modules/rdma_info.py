@@ -88,10 +88,6 @@ attributes:
   idempotent:
     description: Never reports a change.
     support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 notes:
   - Run as root (C(become)). Other users can't read the settings and the counters of C(ethtool) on many hosts.
   - There is no counter of lost packets. The card counts the events that follow from loss, and one event can stand for
@@ -99,6 +95,8 @@ notes:
   - C(lldpad) counts as owner of every port as soon as it runs.
 seealso:
   - module: ringmaster.inference.rdma_qos
+extends_documentation_fragment:
+  - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -137,16 +137,14 @@ attributes:
   idempotent:
     description: A second run changes nothing.
     support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 notes:
   - Run as root (C(become)).
   - C(lldpad) counts as owner of every port as soon as it runs.
   - PFC has to be set on the switches too, for the same priority.
 seealso:
   - module: ringmaster.inference.rdma_info
+extends_documentation_fragment:
+  - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -47,12 +47,10 @@ attributes:
   idempotent:
     description: Changes nothing however often it runs; O(cursor_file) is a bookmark and no state of the host.
     support: full
-  platform:
-    description: Systems on which the module works.
-    support: full
-    platforms: linux
 seealso:
   - module: ringmaster.inference.gpu_info
+extends_documentation_fragment:
+  - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)
 """
@@ -206,14 +204,12 @@ unknown:
   sample: {}
 """
 
-import contextlib
-import os
-import tempfile
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.commands import CommandRunner
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import replace
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu import GpuReader, identities, unlisted
 from ansible_collections.ringmaster.inference.plugins.module_utils.nvml import (
@@ -242,16 +238,9 @@ def read_cursor(path: str) -> str | None:
 
 def write_cursor(path: str, cursor: str) -> None:
     """Replace the file in one step. Raises GpuError."""
-    temporary = ""
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=".ringmaster-", dir=os.path.dirname(path))
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{cursor}\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        replace(path, f"{cursor}\n", 0o644)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise refused(path, error) from error
 
 

@@ -31,11 +31,6 @@ def test_documentation_names_what_is_returned(module_run: Run, tmp_path: Path, m
     assert result.pop("changed") is False
     result.pop("invocation")
     assert_documented(result, yaml.safe_load(host_tuning_info.RETURN))
-    assert yaml.safe_load(host_tuning_info.DOCUMENTATION)["attributes"].keys() >= {
-        "check_mode",
-        "diff_mode",
-        "idempotent",
-    }
 
 
 def test_this_machine_can_be_read_in_check_mode(module_run: Run) -> None:

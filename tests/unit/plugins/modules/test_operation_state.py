@@ -107,5 +107,4 @@ def test_damaged_record_fails_with_what_to_do(call: Run, tmp_path: Path) -> None
 
 def test_documentation_agrees_with_the_arguments() -> None:
     documented = yaml.safe_load(operation_state.DOCUMENTATION)
-    assert documented["attributes"].keys() >= {"check_mode", "diff_mode", "idempotent"}
     assert documented["options"]["directory"]["default"] == operation_state.DEFAULT_DIRECTORY

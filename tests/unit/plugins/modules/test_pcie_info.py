@@ -149,4 +149,3 @@ def test_documentation_names_what_is_returned(host: Host) -> None:
             device["errors"]["correctable"].keys() == described["errors"]["contains"]["correctable"]["contains"].keys()
         )
     assert result["baseline"].keys() == documented["baseline"]["contains"].keys()
-    assert yaml.safe_load(pcie_info.DOCUMENTATION)["attributes"].keys() >= {"check_mode", "diff_mode", "idempotent"}
