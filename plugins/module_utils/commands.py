@@ -55,7 +55,7 @@ class CommandRunner:
         A command that does not end in time is killed with all that it started.
         """
         environment = {**os.environ, "LC_ALL": "C", "PATH": SYSTEM_PATH}
-        program = shutil.which(command[0], path=SYSTEM_PATH)
+        program = self.locate(command[0])
         if program is None:
             return Answer(None, complaint=f"not found: {command[0]}")
         try:

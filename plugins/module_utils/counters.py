@@ -17,15 +17,14 @@ A baseline is one JSON document::
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import replace
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
 
 SCHEMA = 1
@@ -132,20 +131,10 @@ class BaselineFile:
     def save(self, baseline: Baseline) -> None:
         """Replace the file in one step (mode 0600); folders that are missing are made with mode 0755."""
         document = json.dumps({"schema": SCHEMA, **asdict(baseline)}, sort_keys=True, indent=1) + "\n"
-        folder = os.path.dirname(self.path)
-        temporary = ""
         try:
-            os.makedirs(folder, mode=0o755, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=".baseline-", dir=folder)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(document)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
+            replace(self.path, document, 0o600)
         except (OSError, ValueError) as error:
-            if temporary:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
             raise BaselineError(
                 f"Expected that the baseline can be written to {self.path}. Found: {error}. To do: make room or give "
                 "another path."

@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import replace
 
 SCHEMA = 1
 
@@ -163,18 +164,7 @@ def write(document: Mapping[str, Any], directory: str) -> str:
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.join(directory, f"{document['run']}.json")
-    temporary = os.path.join(directory, f".{document['run']}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as output:
-            json.dump(document, output, indent=1, ensure_ascii=False)
-            output.write("\n")
-            output.flush()
-            os.fsync(output.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
+    replace(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n", 0o600)
     return path
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 # longer one is refused: its beginning alone could be taken for the whole.
 LARGEST_FILE = 1 << 20
 LARGEST_CPU = 1 << 16  # above the kernel's own limit on every architecture (NR_CPUS, 8192 on x86-64)
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}\Z")
 _HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,32}\Z")
 
@@ -69,6 +70,10 @@ class FileTree:
         except ValueError as error:
             return str(error)
         return ""
+
+    def boot_id(self) -> str | None:
+        """What tells this boot of the kernel from any other; None where it can't be read."""
+        return self.text(BOOT_ID) or None
 
     def integer(self, path: str) -> int | None:
         """A decimal or ``0x`` number; None if the file is missing or holds anything else."""

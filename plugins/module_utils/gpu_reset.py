@@ -125,7 +125,6 @@ class Card:
     rows_pending: bool | None = None
     rows_failed: bool | None = None
     pages_pending: bool | None = None
-    memory_used_bytes: int | None = None
     processes: tuple[int, ...] | None = None
     links: tuple[Link, ...] = ()
     links_expected: int | None = None

@@ -97,7 +97,7 @@ class SystemHost:
         self.processes = Processes(files)
 
     def boot_id(self) -> str:
-        return self.files.text("/proc/sys/kernel/random/boot_id") or ""
+        return self.files.boot_id() or ""
 
     def uptime(self) -> float:
         """Seconds since the boot, sleep included."""

@@ -34,6 +34,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import sync_directory
+
 SCHEMA = 1
 DIRECTORY = "/var/lib/ringmaster/gpu_reset"
 
@@ -163,7 +165,7 @@ class Ledger:
             finally:
                 os.close(handle)
             if new:
-                _sync_directory(self.directory)
+                sync_directory(self.directory)
         except OSError as error:
             raise self._refused(error) from error
         if written != len(line):
@@ -209,7 +211,7 @@ class Ledger:
             return
         os.makedirs(os.path.dirname(self.directory), 0o755, exist_ok=True)
         os.mkdir(self.directory, 0o700)
-        _sync_directory(os.path.dirname(self.directory))
+        sync_directory(os.path.dirname(self.directory))
 
     def _refused(self, error: OSError) -> LedgerError:
         return LedgerError(
@@ -290,11 +292,3 @@ def number(value: object, default: float = 0.0) -> float:
     ):
         return default
     return float(min(max(value, 0), 1e12))
-
-
-def _sync_directory(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -33,7 +33,7 @@ class Processes:
     def identity(self, pid: int) -> Process | None:
         """What names process `pid` beyond doubt; None if there is none such."""
         started = self._started(pid)
-        boot_id = self.files.text("/proc/sys/kernel/random/boot_id")
+        boot_id = self.files.boot_id()
         namespace = self._link("/proc/self/ns/pid")
         if started is None or not boot_id or not namespace:
             return None

@@ -43,6 +43,8 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any, BinaryIO
 
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import sync_directory
+
 SCHEMA = 1
 DEFAULT_DIRECTORY = "/var/lib/ringmaster/operations"
 
@@ -251,7 +253,7 @@ class OperationState:
                 # The document goes first: without it the rest means nothing, and a run cut here can be repeated.
                 if os.path.lexists(self.document):
                     os.unlink(self.document)
-                    _sync_directory(self.directory)
+                    sync_directory(self.directory)
                 _remove(self.directory)
                 _remove_if_empty(self.base)
             except OSError as error:
@@ -281,7 +283,7 @@ class OperationState:
         for path in (self.base, self.directory, self.contents):
             if not os.path.lexists(path):
                 os.mkdir(path, 0o700)
-                _sync_directory(os.path.dirname(path))
+                sync_directory(os.path.dirname(path))
             elif not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             if path != self.base:
@@ -321,7 +323,7 @@ class OperationState:
         return digest.hexdigest(), size
 
     def _write_document(self, record: Record) -> None:
-        _sync_directory(self.contents)
+        sync_directory(self.contents)
         document = {
             "schema": SCHEMA,
             "name": record.name,
@@ -333,7 +335,7 @@ class OperationState:
         with _new_file(temporary) as output:
             output.write(json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
         os.replace(temporary, self.document)
-        _sync_directory(self.directory)
+        sync_directory(self.directory)
 
     # Restoring
 
@@ -548,14 +550,6 @@ def _digest(path: str) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _read_attributes(path: str) -> dict[str, str]:
     values = {name: _read_attribute(path, name) for name in ATTRIBUTES}
     return {name: value for name, value in values.items() if value is not None}
@@ -593,7 +587,7 @@ def _make_parents(path: str) -> None:
     _make_parents(os.path.dirname(path))
     os.mkdir(path, 0o755)
     os.chmod(path, 0o755)
-    _sync_directory(os.path.dirname(path))
+    sync_directory(os.path.dirname(path))
 
 
 def _temporary(path: str) -> str:
@@ -605,7 +599,7 @@ def _swap_in(temporary: str, path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         _remove(path)
     os.replace(temporary, path)
-    _sync_directory(os.path.dirname(path))
+    sync_directory(os.path.dirname(path))
 
 
 def _restore_file(path: str, entry: Entry, content: str) -> None:
@@ -640,7 +634,7 @@ def _restore_directory(path: str, entry: Entry) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    _sync_directory(os.path.dirname(path))
+    sync_directory(os.path.dirname(path))
 
 
 def _refuse_mounts(path: str) -> None:
@@ -664,7 +658,7 @@ def _remove(path: str) -> None:
         os.unlink(path)
     else:
         return
-    _sync_directory(os.path.dirname(path))
+    sync_directory(os.path.dirname(path))
 
 
 def _remove_if_empty(path: str) -> None:
@@ -675,7 +669,7 @@ def _remove_if_empty(path: str) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             raise
     else:
-        _sync_directory(os.path.dirname(path))
+        sync_directory(os.path.dirname(path))
 
 
 # Diffs

@@ -30,7 +30,6 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.pci_configura
 
 DEVICES = "/sys/bus/pci/devices"
 ASPM_POLICY = "/sys/module/pcie_aspm/parameters/policy"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 ROOT_PORT_FILES = {
@@ -149,10 +148,6 @@ class PcieReader:
     def __init__(self, tree: FileTree) -> None:
         self.tree = tree
 
-    def boot_id(self) -> str | None:
-        """The kernel's identifier of this boot; None if it can't be read."""
-        return self.tree.text(BOOT_ID) or None
-
     def aspm_policy(self) -> str | None:
         """``default``, ``performance``, ``powersave`` or ``powersupersave``; None if it can't be read."""
         return parse_choice(self.tree.text(ASPM_POLICY))[0]
@@ -182,7 +177,7 @@ class PcieReader:
 
         `reason` says why there is no baseline.
         """
-        boot_id = self.boot_id()
+        boot_id = self.tree.boot_id()
         for device in devices:
             grown = growth(device["pci_address"], _counted(device), boot_id, baseline)
             why_not = (reason if baseline is None else "") or grown.reason

@@ -23,7 +23,6 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.rdma_health i
 
 DEVICES = "/sys/class/infiniband"
 INTERFACES = "/sys/class/net"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # How long values are cached in milliseconds; the one file of hw_counters that counts nothing.
 NOT_A_COUNTER = "lifespan"
@@ -311,7 +310,7 @@ class RdmaReader:
         number = self.tree.text(f"{INTERFACES}/{port.netdev}/ifindex") if port.netdev else None
         return Sample(
             time.clock_gettime(time.CLOCK_BOOTTIME),
-            self.tree.text(BOOT_ID),
+            self.tree.boot_id(),
             number,
             {name: value for name, value in hardware.items() if value is not None and name != NOT_A_COUNTER},
             ethernet,

@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.commands import CommandRunner
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import replace
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
 from ansible_collections.ringmaster.inference.plugins.module_utils.rdma import DEVICES, INTERFACES, Port
 from ansible_collections.ringmaster.inference.plugins.module_utils.rdma_qos import Action, RdmaQosError
@@ -261,17 +261,7 @@ class Persistence:
         place = self.tree.locate(path)
         try:
             os.makedirs(os.path.dirname(place), mode=0o755, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=".ringmaster-", dir=os.path.dirname(place))
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fchmod(file.fileno(), 0o644)
-                    os.fsync(file.fileno())
-                os.replace(temporary, place)
-            except OSError:
-                os.unlink(temporary)
-                raise
+            replace(place, content, 0o644)
         except OSError as error:
             raise RdmaQosError(
                 f"to write {path}",

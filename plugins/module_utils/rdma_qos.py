@@ -130,6 +130,12 @@ class QualityReader:
             unknown,
         )
 
+    def lldpad_runs(self) -> bool:
+        """Whether the LLDP agent runs; looked up once."""
+        if self._lldpad is None:
+            self._lldpad = dcb.lldpad_runs(self.tree)
+        return self._lldpad
+
     def _dcb(self, port: Port) -> dcb.PortDcb:
         names = ("trust", "dscp_to_priority", "pfc_priorities", "pfc_capacity", "dcbx_host")
         if port.netdev is None or not port.roce:
@@ -140,9 +146,7 @@ class QualityReader:
         return tool.read(port.netdev, port.driver)
 
     def _owner(self, found: dcb.PortDcb) -> str | None:
-        if self._lldpad is None:
-            self._lldpad = dcb.lldpad_runs(self.tree)
-        if self._lldpad:
+        if self.lldpad_runs():
             return "lldpad"
         return None if found.dcbx_host is None else "host" if found.dcbx_host else "firmware"
 

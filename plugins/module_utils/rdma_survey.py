@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.ringmaster.inference.plugins.module_utils import rdma_health
 from ansible_collections.ringmaster.inference.plugins.module_utils.commands import CommandRunner
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import replace
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
 from ansible_collections.ringmaster.inference.plugins.module_utils.rdma import Port, RdmaReader
 from ansible_collections.ringmaster.inference.plugins.module_utils.rdma_health import Sample, Window
@@ -76,6 +76,8 @@ class RdmaSurvey:
         # Before the threads: what all ports share is then read once.
         self.reader.links()
         self.reader.active_mtus()
+        if "qos" in wish.gather:
+            self.quality.lldpad_runs()
         with ThreadPoolExecutor(_WORKERS) as workers:
             before: dict[str, Sample] = {}
             if wish.window_seconds:
@@ -99,22 +101,10 @@ class RdmaSurvey:
 
     def _chosen(self, wish: Wish) -> list[Port]:
         present = self.reader.device_names()
-        absent = [name for name in wish.devices if name not in present]
-        if absent:
-            raise RdmaSurveyError(
-                f"devices to be RDMA devices of this host ({', '.join(present) or 'it has none'})",
-                ", ".join(absent),
-                "name some of those, or leave the option out",
-            )
+        _require("devices to be RDMA devices", wish.devices, present)
         ports = self.reader.all_ports()
         netdevs = [port.netdev for port in ports if port.netdev]
-        absent = [name for name in wish.netdevs if name not in netdevs]
-        if absent:
-            raise RdmaSurveyError(
-                f"netdevs to be interfaces of RDMA ports of this host ({', '.join(netdevs) or 'it has none'})",
-                ", ".join(absent),
-                "name some of those, or leave the option out",
-            )
+        _require("netdevs to be interfaces of RDMA ports", wish.netdevs, netdevs)
         return [
             port
             for port in ports
@@ -174,16 +164,24 @@ class RdmaSurvey:
         place = self.tree.locate(path)
         try:
             os.makedirs(os.path.dirname(place), mode=0o755, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=".ringmaster-", dir=os.path.dirname(place))
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(document, file)
-            os.replace(temporary, place)
+            replace(place, json.dumps(document), 0o600)
         except OSError as error:
             raise RdmaSurveyError(
                 f"to write sample_file {path}",
                 str(error.strerror or error),
                 "name a path that this user may write, on a file system with room",
             ) from error
+
+
+def _require(what: str, names: Iterable[str], present: Sequence[str]) -> None:
+    """Raises RdmaSurveyError for names that are not among those of the host."""
+    absent = [name for name in names if name not in present]
+    if absent:
+        raise RdmaSurveyError(
+            f"{what} of this host ({', '.join(present) or 'it has none'})",
+            ", ".join(absent),
+            "name some of those, or leave the option out",
+        )
 
 
 def load_samples(text: str | None) -> dict[str, Sample]:

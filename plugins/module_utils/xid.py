@@ -244,7 +244,7 @@ class XidReader:
         return {**nothing, "cursor": cursor or None, "gap": gap, "unknown": unknown}
 
     def _result(self, log: Log, source: str, start: str, gap: str | None) -> dict[str, Any]:
-        boot = (self.files.text("/proc/sys/kernel/random/boot_id") or "").replace("-", "").lower()
+        boot = (self.files.boot_id() or "").replace("-", "").lower()
         events = []
         unparsed = []
         for line in log.lines:

@@ -23,6 +23,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.host_tuning i
     kernel_clock,
     parse_swaps,
 )
+from tests.support.unknown import assert_every_null_has_a_reason
 
 CPU = "/sys/devices/system/cpu"
 SWAPS = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
@@ -145,17 +146,6 @@ class Host:
         json.dumps(found, allow_nan=False).encode("utf-8")
         assert_every_null_has_a_reason(found)
         return found
-
-
-def assert_every_null_has_a_reason(value: Any) -> None:
-    if isinstance(value, list):
-        for each in value:
-            assert_every_null_has_a_reason(each)
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            if each is None and "unknown" in value:
-                assert value["unknown"].get(name), f"{name} is null without a reason"
-            assert_every_null_has_a_reason(each)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.pcie import (
     parse_errors,
     parse_speed,
 )
+from tests.support.unknown import assert_every_null_has_a_reason
 
 ROOT, UP, DOWN, GPU, NIC = "0000:00:01.1", "0000:04:00.0", "0000:05:00.0", "0000:07:00.0", "0000:3b:00.0"
 NIC_ROOT = "0000:00:03.1"
@@ -124,17 +125,6 @@ class Machine:
         json.dumps(found, allow_nan=False).encode("utf-8")
         assert_every_null_has_a_reason(found)
         return {device["pci_address"]: device for device in found}
-
-
-def assert_every_null_has_a_reason(value: Any) -> None:
-    if isinstance(value, list):
-        for each in value:
-            assert_every_null_has_a_reason(each)
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            if each is None and "unknown" in value:
-                assert value["unknown"].get(name), f"{name} is null without a reason"
-            assert_every_null_has_a_reason(each)
 
 
 @pytest.fixture
@@ -347,7 +337,7 @@ def test_no_pci_at_all(tmp_path: Path) -> None:
     reader = PcieReader(FileTree(str(tmp_path)))
     assert reader.devices() == []
     assert reader.aspm_policy() is None
-    assert reader.boot_id() is None
+    assert reader.tree.boot_id() is None
 
 
 @pytest.mark.parametrize(
@@ -444,7 +434,7 @@ def test_root_port_without_some_of_its_counters(machine: Machine) -> None:
 
 def test_deltas_against_a_baseline(machine: Machine) -> None:
     reader = machine.reader
-    baseline = take(reader.boot_id(), reader.counted(reader.devices()))
+    baseline = take(reader.tree.boot_id(), reader.counted(reader.devices()))
     (machine.gpu / "aer_dev_correctable").write_text(NO_ERRORS.replace("BadTLP 0", "BadTLP 4") + "New 1\n")
     (machine.gpu / "aer_dev_nonfatal").write_text("CmpltTO 2\nUndefined 0\n")
     (machine.gpu.parent.parent.parent / "aer_rootport_total_err_nonfatal").write_text("2\n")
@@ -466,7 +456,7 @@ def test_deltas_against_a_baseline(machine: Machine) -> None:
 
 def test_no_deltas_after_a_boot_or_for_another_card(machine: Machine) -> None:
     reader = machine.reader
-    baseline = take(reader.boot_id(), reader.counted(reader.devices()))
+    baseline = take(reader.tree.boot_id(), reader.counted(reader.devices()))
     (machine.gpu / "subsystem_device").write_text("0x1500\n")
     devices = reader.devices()
     reader.compare(devices, baseline)
