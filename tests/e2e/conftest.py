@@ -88,13 +88,12 @@ class Site:
         return run_playbook(self.checkout, name, arguments)
 
 
-def run_playbook(
-    checkout: Checkout, name: str, arguments: Sequence[str] = (), inventory_path: Path | None = None
-) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
-    """Run a playbook with an inventory; gives the finished process and its evidence document (None: wrote none)."""
-    started = time.time()
-    finished = subprocess.run(
-        ["ansible-playbook", "-i", str(inventory_path or checkout.inventory), *arguments, f"playbooks/{name}"],
+def ansible(
+    checkout: Checkout, program: str, *arguments: str, inventory_path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of Ansible's (ansible, ansible-playbook) from the checkout's root with an inventory."""
+    return subprocess.run(
+        [program, "-i", str(inventory_path or checkout.inventory), *arguments],
         env=checkout.environment,
         cwd=ROOT,
         capture_output=True,
@@ -102,6 +101,14 @@ def run_playbook(
         timeout=900,
         check=False,
     )
+
+
+def run_playbook(
+    checkout: Checkout, name: str, arguments: Sequence[str] = (), inventory_path: Path | None = None
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
+    """Run a playbook with an inventory; gives the finished process and its evidence document (None: wrote none)."""
+    started = time.time()
+    finished = ansible(checkout, "ansible-playbook", *arguments, f"playbooks/{name}", inventory_path=inventory_path)
     return finished, site.newest_evidence(checkout, started)
 
 

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
-from tests.e2e.conftest import ROOT, Site
+from tests.e2e.conftest import ROOT, Site, ansible
 
 TARGETS = sorted(path.parent.parent.name for path in (ROOT / "tests/integration/targets").glob("*/tasks/main.yml"))
 MODULES = {path.stem for path in (ROOT / "plugins/modules").glob("*.py")}
@@ -21,14 +19,7 @@ def test_every_module_has_a_target() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_target_passes(running_site: Site, target: str) -> None:
-    finished = subprocess.run(
-        ["ansible-playbook", "-i", str(running_site.checkout.inventory), "-e", f"target={target}"]
-        + ["tests/integration/target.yml"],
-        env=running_site.checkout.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    finished = ansible(
+        running_site.checkout, "ansible-playbook", "-e", f"target={target}", "tests/integration/target.yml"
     )
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Site, changed_tasks, wait_until
+from tests.e2e.conftest import Site, ansible, changed_tasks, wait_until
 
 # Host → how an operator there switches PFC off, and asks for it: the kernel's driver with dcb, NVIDIA's with mlnx_qos.
 PORT = "ens1f0np0"
@@ -21,16 +20,8 @@ HOSTS = {
 
 def rdma_info(running_site: Site, host: str) -> dict[str, dict[str, Any]]:
     """What the module finds on a host: interface → port."""
-    finished = subprocess.run(
-        ["ansible", "-i", str(running_site.checkout.inventory), host, "--become"]
-        + ["-m", "ringmaster.inference.rdma_info", "-a", '{"gather": ["qos"]}'],
-        env=running_site.checkout.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    module = ["-m", "ringmaster.inference.rdma_info", "-a", '{"gather": ["qos"]}']
+    finished = ansible(running_site.checkout, "ansible", host, "--become", *module)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     result = json.loads(finished.stdout.partition("=>")[2])
     return {port["netdev"]: port for port in result["ports"]}

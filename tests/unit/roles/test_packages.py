@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages of the roles ``scheduler`` and ``vllm``: when their query failed, and which of them a rollback removes."""
+"""Packages of roles: when their query failed, and which of them a rollback removes."""
 
 from __future__ import annotations
 
@@ -81,3 +81,22 @@ def test_package_that_another_operation_uses_stays(
     }
     template = task(role, "rollback.yml", name)["vars"][f"{role}_packages_brought"]
     assert evaluate(template, role, "Debian", **{f"{role}_before": before}) == gone
+
+
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        ("baseline", "The host is as it was before the first apply"),
+        ("gpu", "The cards are as they were before the first apply"),
+        ("scheduler", "The scheduler is as it was before the first apply"),
+        ("vllm", "The host is as it was before the first apply"),
+    ],
+)
+def test_packages_that_nobody_else_uses_go_in_one_order(role: str, name: str) -> None:
+    shared, *own = sorted(packages(role, "Debian"))
+    before = {
+        "measured": dict.fromkeys([*reversed(own), shared, "user"], "absent"),
+        "others": {"edge": {"version": "absent", shared: "1"}},
+    }
+    template = task(role, "rollback.yml", name)["vars"][f"{role}_packages_brought"]
+    assert evaluate(template, role, "Debian", **{f"{role}_before": before}) == own
