@@ -3,10 +3,12 @@
 
 Usage: python tests/bench/decisions.py [--seconds S]
 
-The core runs with 16 and with 1,000 engines, which are all read four times a second of simulated time (20,000 decisions
-a second), as in service. The server runs in a process of its own pinned to one core, with 16 engines; the questions are
-those that the edge asks, sent over four connections with 32 of them in flight on each, from another core where there
-is one. Every answer is decoded after the clock has stopped: a wrong one ends the bench.
+The core runs with 16 to 1,000 engines with everything that it is told in service: all engines are read four times a
+second of simulated time (20,000 decisions a second), every request ends after a while, caps are adjusted fifty times a
+second, HAProxy's counts are taken five times. Of the two figures one is for the decisions alone, the other for all of
+it. The server runs in a process of its own pinned to one core, with 16 engines; the questions are those that the edge
+asks, sent over four connections with 32 of them in flight on each, from another core where there is one. Every answer
+is decoded after the clock has stopped: a wrong one ends the bench.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
@@ -27,13 +30,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "roles" / "schedule
 import uvloop
 
 from ringmaster_scheduler import spop
-from ringmaster_scheduler.core import DecisionCore, Engine, Outcome, Reading, Request, Settings
+from ringmaster_scheduler.core import DecisionCore, Settings
+from ringmaster_scheduler.domain import Decision, Ended, Engine, Outcome, Reading, Request, ServerCounts
+from ringmaster_scheduler.policy import Policy
 from ringmaster_scheduler.server import SpoeServer
 
 MODEL = "qwen2-7b-instruct"
 SETTINGS = Settings(stale_after=1.0, placement_grace=0.5, retry_after=5)
 RATE = 20_000
 READING_INTERVAL = 0.25
+ADJUST_INTERVAL = 0.02
+COUNTS_INTERVAL = 0.2
+HELD = 8  # requests that each engine holds at a time
+# Engines that prefill so fast have always room: every request is placed, which costs more than letting it wait.
+POLICY = Policy(prefill_rate=1e9)
 CONNECTIONS = 4
 IN_FLIGHT = 32
 FRAME_SIZE = 16380
@@ -57,32 +67,50 @@ def make_engines(count: int) -> list[Engine]:
     ]
 
 
-def bench_core(count: int, seconds: float) -> float:
-    """Return decisions a second of the core alone."""
+def bench_core(count: int, seconds: float) -> tuple[float, float]:
+    """Return decisions a second of the core: alone, and with everything else that it is told."""
     engines = make_engines(count)
-    core = DecisionCore(SETTINGS)
+    core = DecisionCore(SETTINGS, POLICY)
     core.set_engines(engines)
-    request = Request(model=MODEL)
     for engine in engines:
-        core.record_reading(engine, Reading(0.0, 0, 0))
-    now, decided, next_engine = 0.0, 0, 0
-    readings_each = count / READING_INTERVAL / RATE
-    due = 0.0
+        core.record_reading(engine, Reading(0.0, 0, 0, 0.1, 1_000_000, 0, 0, 0))
+    core.record_counts({}, {MODEL: 0}, 0.0)
+    held: deque[tuple[str, str]] = deque()
+    now = next_adjust = next_counts = due = deciding = 0.0
+    number = next_engine = 0
     begun_at = time.perf_counter()
     while time.perf_counter() - begun_at < seconds:
-        for _unused in range(1000):
-            now += 1 / RATE
-            due += readings_each
-            while due >= 1:
-                due -= 1
-                core.record_reading(engines[next_engine], Reading(now, next_engine % 7, 0))
-                next_engine = (next_engine + 1) % count
-            core.decide(request, now)
-        decided += 1000
-    elapsed = time.perf_counter() - begun_at
-    if core.outcomes[Outcome.PLACED] != decided:
-        raise SystemExit("the core left requests unplaced")
-    return decided / elapsed
+        if now >= next_adjust:
+            next_adjust = now + ADJUST_INTERVAL
+            core.adjust(now)
+            for cap in core.caps():
+                core.applied(cap, now)
+        if now >= next_counts:
+            next_counts = now + COUNTS_INTERVAL
+            counts = {view.engine.name: ServerCounts(view.held, 0) for view in core.views(now)}
+            core.record_counts(counts, {MODEL: 0}, now)
+        requests = [
+            Request(MODEL, f"request-{number + index}", 1500, 6100, None, f"team-{index % 7}") for index in range(100)
+        ]
+        before = time.perf_counter()
+        decisions = [core.decide(request, now) for request in requests]
+        deciding += time.perf_counter() - before
+        for request, decision in zip(requests, decisions):
+            if decision.outcome is not Outcome.PLACED or decision.engine is None:
+                raise SystemExit(f"the core left a request unplaced: {decision}")
+            held.append((request.id, decision.engine))
+        while len(held) > HELD * count:
+            request_id, engine_name = held.popleft()
+            core.record_end(Ended(request_id, engine_name, 200, 0.0, 0.1, 1.0), now)
+        number += len(requests)
+        now += len(requests) / RATE
+        due += count / READING_INTERVAL * len(requests) / RATE
+        while due >= 1:
+            due -= 1
+            engine = engines[next_engine]
+            core.record_reading(engine, Reading(now, HELD, 0, 0.1, 1_000_000, 0, number, number))
+            next_engine = (next_engine + 1) % count
+    return number / deciding, number / (time.perf_counter() - begun_at)
 
 
 def serve(port_to: Connection, processor: int) -> None:
@@ -90,7 +118,7 @@ def serve(port_to: Connection, processor: int) -> None:
     os.sched_setaffinity(0, {processor})
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    core = DecisionCore(SETTINGS)
+    core = DecisionCore(SETTINGS, POLICY)
     engines = make_engines(16)
     core.set_engines(engines)
 
@@ -99,11 +127,23 @@ def serve(port_to: Connection, processor: int) -> None:
             core.record_reading(engine, Reading(loop.time(), 0, 0))
         loop.call_later(READING_INTERVAL, read_engines)
 
+    def adjust() -> None:
+        core.adjust(loop.time())
+        loop.call_later(ADJUST_INTERVAL, adjust)
+
+    def decide(request: Request) -> Decision:
+        # Ends at once: what the log of HAProxy would tell comes with the question.
+        now = loop.time()
+        decision = core.decide(request, now)
+        core.record_end(Ended(request.id, decision.engine, 200, 0.0, 0.1, 1.0), now)
+        return decision
+
     read_engines()
+    adjust()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    loop.run_until_complete(SpoeServer(lambda request: core.decide(request, loop.time())).start("127.0.0.1", port))
+    loop.run_until_complete(SpoeServer(decide).start("127.0.0.1", port))
     port_to.send(port)
     loop.run_forever()
 
@@ -168,8 +208,8 @@ def check_answers(received: bytes) -> int:
     while (end := spop.frame_end(received, offset, FRAME_SIZE)) is not None:
         frame = spop.decode_frame(received, offset, end)
         variables = spop.decode_ack(received, frame.payload, end)
-        if [variable.name for variable in variables] != ["server"]:
-            raise SystemExit(f"expected a server for every request, found {variables}")
+        if {variable.name for variable in variables} != {"server", "priority", "reason"}:
+            raise SystemExit(f"expected a server, a priority and a reason for every request, found {variables}")
         offset = end
         count += 1
     return count
@@ -216,8 +256,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Decisions a second of the scheduler.")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
     seconds = parser.parse_args().seconds
-    for count in (16, 1000):
-        print(f"core alone, {count:>5} engines: {bench_core(count, seconds):>9,.0f} decisions/s", flush=True)
+    for count in (16, 128, 1000):
+        alone, with_all = bench_core(count, seconds)
+        print(
+            f"core, {count:>5} engines: {alone:>9,.0f} decisions/s alone, {with_all:>9,.0f} with all it is told",
+            flush=True,
+        )
     pipelining = f"{CONNECTIONS} connections with {IN_FLIGHT} in flight"
     print(f"SPOE server on one core, 16 engines, {pipelining}: {bench_server(seconds):>9,.0f} decisions/s")
 

@@ -34,6 +34,24 @@ def test_defaults_fit_together() -> None:
         ('{"http_address": "a", "spoe_port": true}', "spoe_port: expected an integer"),
         ('{"http_address": "a", "scrape_interval_ms": 0}', "scrape_interval_ms: expected an integer from 20"),
         ('{"http_address": "a", "stale_after_ms": 700}', "expected stale_after_ms of at least"),
+        ('{"http_address": "a", "policy": []}', "policy: expected an object"),
+        ('{"http_address": "a", "policy": {"watermrk": 1}}', "policy: unknown key 'watermrk'; known: classes, "),
+        (
+            '{"http_address": "a", "policy": {"watermark": 1.5}}',
+            "watermark: expected a number from 0.1 to 1, found 1.5",
+        ),
+        ('{"http_address": "a", "policy": {"watermark": 0.5}}', "watermark_low: expected no more than watermark"),
+        ('{"http_address": "a", "policy": {"maxconn_low": 1.5}}', "maxconn_low: expected an integer from 1"),
+        ('{"http_address": "a", "policy": {"maxconn_low": true}}', "maxconn_low: expected an integer from 1"),
+        ('{"http_address": "a", "policy": {"classes": []}}', "classes: expected a list with at least one class"),
+        (
+            '{"http_address": "a", "policy": {"classes": [{"name": "a", "prompt_tokens_max": 5, "deadline_s": 1}]}}',
+            "classes[0].prompt_tokens_max: expected null for the last class",
+        ),
+        (
+            '{"http_address":"a","policy":{"classes":[{"name":"a","prompt_tokens_max":null,"deadline_s":999}]}}',
+            "classes[0].deadline_s: expected 0.1 to 250, found 999",
+        ),
     ],
 )
 def test_wrong_configuration_is_named(
@@ -55,7 +73,9 @@ def test_configuration_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_good_configuration_passes_the_check(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.json"
-    path.write_text(json.dumps(Configuration("127.0.0.1")._asdict()))
+    whole = Configuration("127.0.0.1")
+    path.write_text(json.dumps({**whole._asdict(), "policy": whole.policy.document()}))
+    assert configuration.load(str(path)) == whole
     assert __main__.main(["--config", str(path), "--check"]) == 0
 
 

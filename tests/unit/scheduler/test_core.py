@@ -1,293 +1,624 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The decision core, in simulated time."""
+"""The decision core, in simulated time: who is picked, who waits, who is refused."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ringmaster_scheduler.core import Decision, DecisionCore, Engine, Health, Outcome, Reading, Request, Settings
+from ringmaster_scheduler.core import Cap, DecisionCore, EngineView, Settings
+from ringmaster_scheduler.domain import Decision, Ended, Engine, Health, Outcome, Reading, Request, ServerCounts
+from ringmaster_scheduler.policy import Policy, RequestClass
 
 SETTINGS = Settings(stale_after=1.0, placement_grace=0.5, retry_after=7)
+POLICY = Policy(
+    classes=(RequestClass("fast", 1000, 10.0), RequestClass("slow", None, 60.0)),
+    prefill_window=0.5,
+    prefill_rate=1000.0,
+    sequence_rate=10.0,
+    output_tokens=100,
+    decode_weight=0.1,
+)
+LEFT = Decision(Outcome.LEFT_TO_HAPROXY, reason="nothing_known")
 
 
 def make_engine(
-    name: str, model: str = "m", adapters: tuple[str, ...] = (), max_num_seqs: int = 100, port: int = 1
+    name: str,
+    model: str = "m",
+    adapters: tuple[str, ...] = (),
+    max_num_seqs: int = 100,
+    port: int = 1,
+    max_model_len: int = 32768,
 ) -> Engine:
-    return Engine(name, name, "192.0.2.1", port, "vllm", model, adapters, "a100-80g", max_num_seqs)
+    return Engine(name, name, "192.0.2.1", port, "vllm", model, adapters, "a100-80g", max_num_seqs, max_model_len)
 
 
-def make_core(*engines: Engine, read_at: float | None = 0.0) -> DecisionCore:
-    core = DecisionCore(SETTINGS)
-    core.set_engines(engines)
+def make_core(
+    *engines: Engine, read_at: float | None = 0.0, policy: Policy = POLICY, follows: bool = True, gateways: int = 1
+) -> DecisionCore:
+    """Return a core whose engines were read once, and whose HAProxy follows for as long as a test needs it."""
+    core = DecisionCore(SETTINGS, replace(policy, control_timeout=60.0))
+    core.set_engines(engines, gateways)
     if read_at is not None:
         for engine in engines:
             core.record_reading(engine, Reading(read_at, 0, 0))
+    if follows:
+        core.record_counts({}, {}, 0.0)
+    core.adjust(0.0)
+    if follows:
+        push(core, 0.0)
     return core
 
 
+def push(core: DecisionCore, now: float) -> dict[str, int]:
+    """Give HAProxy the caps, and return them."""
+    caps = core.caps()
+    for cap in caps:
+        core.applied(cap, now)
+    return {cap.engine: cap.maxconn for cap in caps}
+
+
+def ask(core: DecisionCore, now: float, prompt: int = 100, **arguments: Any) -> Decision:
+    return core.decide(Request(arguments.pop("model", "m"), prompt_tokens=prompt, **arguments), now)
+
+
 def placed(core: DecisionCore, now: float, count: int, model: str = "m") -> Counter[str | None]:
-    return Counter(core.decide(Request(model), now).engine for _unused in range(count))
+    return Counter(ask(core, now, prompt=1, model=model).engine for _unused in range(count))
 
 
-def view(core: DecisionCore, name: str, now: float) -> tuple[Health, str]:
-    found = next(each for each in core.views(now) if each.engine.name == name)
+def view(core: DecisionCore, name: str, now: float) -> EngineView:
+    return next(each for each in core.views(now) if each.engine.name == name)
+
+
+def health(core: DecisionCore, name: str, now: float) -> tuple[Health, str]:
+    found = view(core, name, now)
     return found.health, found.reason
 
 
 A, B, C = make_engine("a"), make_engine("b"), make_engine("c")
 
 
-def test_least_loaded_engine_is_chosen() -> None:
-    core = make_core(A, B, C)
-    core.record_reading(A, Reading(0.1, 5, 0))
-    core.record_reading(B, Reading(0.1, 2, 2))
-    core.record_reading(C, Reading(0.1, 0, 6))
-    assert core.decide(Request("m"), 0.2) == Decision(Outcome.PLACED, "b")
+class TestPick:
+    def test_engine_with_the_least_prefill_before_it_is_chosen(self) -> None:
+        core = make_core(A, B)
+        first = ask(core, 0.1, prompt=400)
+        assert [ask(core, 0.1, prompt=50).engine for _unused in range(4)].count(first.engine) == 0
+
+    def test_prefill_is_over_after_its_time(self) -> None:
+        core = make_core(A, B)
+        first = ask(core, 0.1, prompt=400).engine
+        core.adjust(0.8)
+        core.record_end(Ended("", first, 200), 0.8)
+        assert {ask(core, 0.9, prompt=1).engine, ask(core, 0.9, prompt=1).engine} == {"a", "b"}
+
+    def test_work_is_relative_to_what_was_measured(self) -> None:
+        slow = B._replace(card="l40s")
+        core = make_core(A, slow, policy=replace(POLICY, prefill_window=60.0))
+        for engine, tokens in ((A, 4000), (slow, 1000)):  # one prefills 4,000 tokens/s, the other 1,000
+            for step in range(1, 9):
+                core.record_reading(engine, Reading(step * 0.25, 9, 3, prompt_tokens=tokens * step // 4))
+        core.adjust(2.0)
+        assert [round(each.prefill_rate) for each in core.views(2.0)] == [4000, 1000]
+        for engine in (A, slow):
+            core.record_reading(engine, Reading(3.0, 0, 0))
+        core.adjust(3.0)
+        shares = Counter(ask(core, 3.0, prompt=100).engine for _unused in range(100))
+        assert 76 <= shares["a"] <= 86
+
+    def test_engines_of_one_card_lend_each_other_what_was_measured(self) -> None:
+        core = make_core(A, B)
+        for step in range(1, 9):
+            core.record_reading(A, Reading(step * 0.25, 9, 3, prompt_tokens=1000 * step))
+        core.adjust(2.0)
+        assert [round(each.prefill_rate) for each in core.views(2.0)] == [4000, 4000]
+
+    def test_requests_of_other_gateways_count(self) -> None:
+        core = make_core(A, B)
+        core.record_reading(A, Reading(0.1, 30, 0))
+        core.adjust(0.1)
+        assert placed(core, 0.1, 20) == {"b": 20}
+
+    def test_fuller_memory_is_avoided(self) -> None:
+        core = make_core(A, B)
+        core.record_reading(A, Reading(0.1, 0, 0, kv_use=0.6, kv_tokens=100_000))
+        core.record_reading(B, Reading(0.1, 0, 0, kv_use=0.1, kv_tokens=100_000))
+        core.adjust(0.1)
+        assert ask(core, 0.2).engine == "b"
+
+    def test_health_weight_makes_an_engine_look_loaded(self) -> None:
+        core = make_core(A, B)
+        core.set_weight("a", 0.1, 0.1)
+        assert placed(core, 0.1, 3) == {"b": 3}
+        scores = [each.terms.score for each in core.views(0.1)]
+        assert scores[0] > 5 * scores[1]
+        with pytest.raises(ValueError, match="over 0 to 1"):
+            core.set_weight("a", 0, 0.1)
+
+    def test_equal_engines_take_turns(self) -> None:
+        core = make_core(A, B, C)
+        order = []
+        for step in range(1, 7):
+            order.append(ask(core, step * 1.0 - 0.9, id=str(step)).engine)
+            core.record_end(Ended(str(step), order[-1], 200), step * 1.0 - 0.1)
+            for engine in (A, B, C):
+                core.record_reading(engine, Reading(step * 1.0 - 0.05, 0, 0))
+            core.adjust(step * 1.0)
+        assert order == ["a", "b", "c"] * 2
+
+    def test_adapter_goes_to_engines_that_hold_it(self) -> None:
+        core = make_core(A, make_engine("b", adapters=("sql",)), make_engine("c", adapters=("sql", "chat")))
+        assert set(placed(core, 0.1, 6, "sql")) == {"b", "c"}
+        assert set(placed(core, 0.1, 2, "chat")) == {"c"}
+        assert set(placed(core, 0.1, 30)) == {"a", "b", "c"}
+
+    def test_adapter_that_runs_is_preferred_to_one_that_had_to_be_loaded(self) -> None:
+        holds, loads = make_engine("a", adapters=("sql",)), make_engine("b", adapters=("sql",))
+        core = make_core(holds, loads)
+        core.record_reading(holds, Reading(0.1, 1, 0, adapters=("sql",), max_adapters=1))
+        core.record_reading(loads, Reading(0.1, 0, 0, adapters=("chat",), max_adapters=1))
+        core.adjust(0.1)
+        assert set(placed(core, 0.1, 3, "sql")) == {"a"}
+        assert set(placed(core, 0.1, 3)) == {"b"}
+
+    def test_adapter_of_a_part_of_the_engines_never_goes_unbound(self) -> None:
+        core = make_core(A, make_engine("b", adapters=("sql",), max_num_seqs=3))
+        assert [ask(core, 0.1, prompt=900, model="sql").engine for _unused in range(3)] == ["b"] * 3
 
 
-def test_waiting_requests_count_as_running_ones() -> None:
-    core = make_core(A, B)
-    core.record_reading(A, Reading(0.1, 1, 0))
-    core.record_reading(B, Reading(0.1, 0, 2))
-    assert core.decide(Request("m"), 0.2).engine == "a"
+class TestAffinity:
+    def test_same_prefix_goes_to_the_same_engine(self) -> None:
+        core = make_core(A, B, C)
+        first = ask(core, 0.1, prefix="p", prompt=300)
+        assert first.reason == "least_loaded"
+        core.adjust(0.3)
+        assert ask(core, 0.3, prefix="p", prompt=300) == first._replace(reason="prefix")
+        assert ask(core, 0.3, prefix="q", prompt=300).engine != first.engine
+
+    def test_prefix_is_not_worth_a_longer_wait(self) -> None:
+        core = make_core(A, B)
+        first = ask(core, 0.1, prefix="p", prompt=450)
+        assert ask(core, 0.1, prefix="p", prompt=100).engine != first.engine
+
+    def test_hot_prefix_spreads(self) -> None:
+        core = make_core(A, B, C)
+        shares: Counter[str | None] = Counter()
+        now = 0.1
+        for number in range(60):
+            now += 0.05
+            decision = ask(core, now, prefix="p", prompt=50, id=str(number))
+            shares[decision.engine] += 1
+            core.record_end(Ended(str(number), decision.engine, 200), now + 0.04)
+            for engine in (A, B, C):
+                core.record_reading(engine, Reading(now + 0.04, 0, 0))
+            core.adjust(now + 0.04)
+        assert max(shares.values()) <= 1.3 * 20
+        assert min(shares.values()) > 0
+
+    def test_dead_holder_is_no_holder(self) -> None:
+        core = make_core(A, B)
+        holder = {"a": A, "b": B}[str(ask(core, 0.1, prefix="p").engine)]
+        core.record_failure(holder, "down", gone=True)
+        assert ask(core, 0.1, prefix="p").engine not in (None, holder.name)
+
+    def test_prefix_is_forgotten_in_time(self) -> None:
+        core = make_core(A, B, policy=replace(POLICY, affinity_memory=1.0))
+        ask(core, 0.1, prefix="p")
+        core.record_reading(A, Reading(2.0, 0, 0))
+        core.record_reading(B, Reading(2.0, 0, 0))
+        assert ask(core, 2.0, prefix="p").reason == "least_loaded"
 
 
-def test_load_is_relative_to_capacity() -> None:
-    core = make_core(make_engine("small", max_num_seqs=50), make_engine("large", max_num_seqs=200))
-    assert placed(core, 0.1, 250) == {"small": 50, "large": 200}
+class TestQueue:
+    def test_without_room_a_request_waits_unbound(self) -> None:
+        core = make_core(A)
+        assert ask(core, 0.1, prompt=600).engine == "a"
+        decision = ask(core, 0.1, prompt=600)
+        assert decision.outcome is Outcome.QUEUED
+        assert (decision.engine, decision.status, decision.priority, decision.reason) == (None, 0, 10_000, "queued")
+        assert decision.retry_after is not None
+
+    def test_caps_hold_what_waits_and_let_it_in_when_room_comes_up(self) -> None:
+        core = make_core(A)
+        ask(core, 0.1, prompt=900)
+        core.adjust(0.12)
+        assert push(core, 0.12) == {"a": 1}
+        ask(core, 0.2, prompt=900)
+        core.adjust(0.22)
+        assert push(core, 0.22) == {}
+        core.adjust(0.6)  # 0.4 s of the first prompt are left, less than the window
+        assert push(core, 0.6) == {"a": 2}
+        assert core.lines()[0].waiting == ()
+        core.record_reading(A, Reading(3.0, 2, 0))
+        core.adjust(3.0)
+        assert push(core, 3.0) == {"a": 100}
+
+    def test_earlier_deadline_overtakes(self) -> None:
+        core = make_core(A)
+        ask(core, 0.1, prompt=600)
+        assert ask(core, 0.15, prompt=2000).priority == 60_000
+        core.adjust(0.3)
+        push(core, 0.3)  # the slow one was let in
+        ask(core, 0.31, prompt=2000, id="slow")
+        ask(core, 0.32, prompt=100, id="fast")
+        assert [request.id for request in core.lines()[0].waiting] == ["fast", "slow"]
+
+    def test_request_before_all_that_wait_is_placed_at_once_and_its_cap_is_urgent(self) -> None:
+        core = make_core(A, B)
+        ask(core, 0.1, prompt=1900)
+        ask(core, 0.1, prompt=1900)
+        ask(core, 0.1, prompt=1900, id="slow")
+        core.adjust(0.12)
+        push(core, 0.12)
+        core.record_reading(A, Reading(1.6, 1, 0))
+        core.record_reading(B, Reading(1.6, 1, 0))
+        core._states["a"].capacity.prefill_until = 1.6
+        core._pools["m"].rebuild(core.policy, 1.6)
+        decision = ask(core, 1.6, prompt=100)
+        assert (decision.engine, core.urgent) == ("a", True)
+        assert push(core, 1.6)["a"] == 2
+        assert not core.urgent
+
+    def test_end_lets_the_first_that_waits_in(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=1))
+        ask(core, 0.1, id="one")
+        ask(core, 0.1, id="two")
+        push(core, 0.1)
+        core.record_end(Ended("one", "a", 200, 0.0, 0.1, 0.5), 0.6)
+        assert core.lines()[0].waiting == ()
+        assert (view(core, "a", 0.6).held, view(core, "a", 0.6).placements) == (1, 2)
+
+    def test_client_that_leaves_the_queue_is_gone_from_it(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=1))
+        ask(core, 0.1, id="one")
+        ask(core, 0.1, id="two")
+        core.record_end(Ended("two", None, 499), 0.2)
+        assert (core.lines()[0].waiting, core.in_flight) == ((), 1)
+
+    def test_deadline_that_cannot_be_met_is_refused_with_the_time_it_takes(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=1))
+        core._states["a"].line.drain.value = lambda *_unused: 100.0  # type: ignore[method-assign]
+        ask(core, 0.1)
+        for _unused in range(5):
+            assert ask(core, 0.1, prompt=100).outcome is Outcome.QUEUED  # 200 tokens each, with the answer
+        decision = ask(core, 0.1, prompt=100)
+        assert decision == Decision(Outcome.QUEUED, None, 0, 10, 10_000, "queued")
+        assert ask(core, 0.1, prompt=100) == Decision(Outcome.NOT_IN_TIME, None, 429, 12, None, "deadline")
+        assert ask(core, 0.1, prompt=2000).outcome is Outcome.QUEUED  # more patient
+
+    def test_heavy_key_waits_behind_a_light_one_but_not_for_ever(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=1))
+        for number in range(8):
+            ask(core, 0.1, prompt=100, key_id="heavy", id=f"heavy-{number}")
+        core._use.forget(0.2)
+        light = ask(core, 0.2, key_id="light")
+        heavy = ask(core, 0.3, key_id="heavy")
+        assert light.priority is not None
+        assert heavy.priority is not None
+        assert light.priority < heavy.priority <= 2 * 10_000
+
+    def test_without_haproxys_ear_everything_is_placed(self) -> None:
+        core = make_core(A, B, follows=False)
+        assert all(ask(core, 0.1, prompt=600).engine is not None for _unused in range(20))
+
+    def test_two_gateways_leave_each_other_room(self) -> None:
+        core = make_core(A, gateways=2)
+        core.record_reading(A, Reading(0.1, 80, 0))
+        core.adjust(0.1)
+        assert view(core, "a", 0.1).limit == 50
+        core.record_reading(A, Reading(0.2, 10, 0))
+        core.adjust(0.2)
+        assert view(core, "a", 0.2).limit == 90
 
 
-@given(count=st.integers(1, 9), requests=st.integers(0, 100))
-def test_equal_engines_share_within_one(count: int, requests: int) -> None:
-    core = make_core(*(make_engine(str(index)) for index in range(count)))
-    shares = placed(core, 0.1, requests)
-    assert sum(shares.values()) == requests
-    assert max(shares.values(), default=0) - min(shares[str(index)] for index in range(count)) <= 1
-
-
-def test_equal_engines_take_turns_when_requests_end_at_once() -> None:
-    core = make_core(A, B, C)
-    order = []
-    for step in range(1, 10):
-        now = step * 1.0
-        for engine in (A, B, C):  # each reading shows an idle engine, and is late enough to settle all placements
-            core.record_reading(engine, Reading(now, 0, 0))
-        order.append(core.decide(Request("m"), now).engine)
-    assert order == ["a", "b", "c"] * 3
-
-
-def test_placement_counts_until_a_reading_that_must_have_seen_it() -> None:
-    core = make_core(A, B)
-    core.record_reading(B, Reading(0.0, 1, 0))
-    assert core.decide(Request("m"), 0.25).engine == "a"
-    for begun_at in (0.375, 0.7421875):  # too early: the request may still be on its way
-        core.record_reading(A, Reading(begun_at, 0, 0))
-        assert [each.placed for each in core.views(begun_at)] == [1, 0]
-    core.record_reading(A, Reading(0.75, 1, 0))  # begun one grace later
-    assert [(each.placed, each.load) for each in core.views(0.75)] == [(0, 0.01), (0, 0.01)]
-
-
-def test_burst_between_readings_is_spread() -> None:
-    core = make_core(A, B)
-    core.record_reading(A, Reading(0.0, 10, 0))
-    assert placed(core, 0.1, 30) == {"a": 10, "b": 20}
-
-
-def test_older_reading_says_nothing() -> None:
-    core = make_core(A)
-    core.record_reading(A, Reading(0.5, 3, 0))
-    core.record_reading(A, Reading(0.4, 9, 0))
-    assert core.views(0.5)[0].load == 0.03
-
-
-def test_stale_engine_is_not_chosen_and_comes_back() -> None:
-    core = make_core(A, B)
-    core.record_reading(B, Reading(0.8, 50, 0))
-    assert placed(core, 1.0, 3) == {"a": 3}
-    assert placed(core, 1.01, 3) == {"b": 3}
-    core.record_reading(A, Reading(1.02, 0, 0))
-    assert core.decide(Request("m"), 1.03).engine == "a"
-
-
-def test_engine_where_nothing_listens_is_out_at_once() -> None:
-    core = make_core(A, B)
-    core.record_failure(A, "cannot connect: Connection refused", gone=True)
-    assert placed(core, 0.1, 3) == {"b": 3}
-    assert view(core, "a", 0.1) == (Health.UNHEALTHY, "cannot connect: Connection refused")
-
-
-def test_one_failed_reading_is_forgiven_until_the_last_is_stale() -> None:
-    core = make_core(A)
-    core.record_failure(A, "no answer within 0.5 s")
-    assert view(core, "a", 1.0) == (Health.HEALTHY, "no answer within 0.5 s")
-    assert core.decide(Request("m"), 1.0).engine == "a"
-    assert view(core, "a", 1.1) == (Health.UNHEALTHY, "no answer within 0.5 s")
-    core.record_reading(A, Reading(1.2, 0, 0))
-    assert view(core, "a", 1.2) == (Health.HEALTHY, "")
-
-
-def test_unknown_model_is_refused() -> None:
-    assert make_core(A).decide(Request("other"), 0.1) == Decision(Outcome.UNKNOWN_MODEL, status=404)
-
-
-def test_pool_without_a_healthy_engine_is_refused_with_a_time() -> None:
-    core = make_core(A, B, make_engine("z", model="other"))
-    core.record_failure(A, "down", gone=True)
-    core.record_failure(B, "down", gone=True)
-    assert core.decide(Request("m"), 0.1) == Decision(Outcome.NO_HEALTHY_ENGINE, status=503, retry_after=7)
-    assert core.decide(Request("other"), 0.1).engine == "z"
-
-
-@pytest.mark.parametrize("model", ["m", "other"])
-def test_without_members_everything_is_left_to_haproxy(model: str) -> None:
-    assert DecisionCore(SETTINGS).decide(Request(model), 0.0) == Decision(Outcome.LEFT_TO_HAPROXY)
-
-
-def test_before_the_first_reading_a_pool_is_left_to_haproxy() -> None:
-    core = make_core(A, B, read_at=None)
-    assert core.decide(Request("m"), 0.0) == Decision(Outcome.LEFT_TO_HAPROXY)
-    core.record_failure(A, "down", gone=True)  # B may be well
-    assert core.decide(Request("m"), 0.0) == Decision(Outcome.LEFT_TO_HAPROXY)
-    assert view(core, "b", 0.0) == (Health.UNKNOWN, "not read yet")
-
-
-def test_scheduler_that_stood_still_blames_no_engine() -> None:
-    core = make_core(A, B)
-    assert core.decide(Request("m"), 60.0) == Decision(Outcome.LEFT_TO_HAPROXY)
-    assert view(core, "a", 60.0) == (Health.UNKNOWN, "last read 60.0 s ago")
-
-
-def test_request_without_a_model_is_left_to_haproxy() -> None:
-    assert make_core(A).decide(Request(None), 0.1) == Decision(Outcome.LEFT_TO_HAPROXY)
-
-
-def test_adapter_goes_to_engines_that_hold_it() -> None:
-    core = make_core(A, make_engine("b", adapters=("sql",)), make_engine("c", adapters=("sql", "chat")))
-    assert set(placed(core, 0.1, 6, "sql")) == {"b", "c"}
-    assert set(placed(core, 0.1, 2, "chat")) == {"c"}
-    assert set(placed(core, 0.1, 9)) == {"a", "b", "c"}
-
-
-def test_load_is_shared_by_all_names_of_an_engine() -> None:
-    core = make_core(A, make_engine("b", adapters=("sql",)))
-    assert placed(core, 0.1, 10, "sql") == {"b": 10}
-    assert placed(core, 0.1, 10) == {"a": 10}
-    assert placed(core, 0.1, 10) == {"a": 5, "b": 5}
-
-
-def test_members_change_keeps_what_is_known_of_those_that_stay() -> None:
-    core = make_core(A, B)
-    core.record_reading(A, Reading(0.1, 4, 0))
-    placed(core, 0.2, 3)
-    grown = make_engine("a", adapters=("sql",), max_num_seqs=50)
-    core.set_engines((C, grown))
-    a = core.views(0.3)[1]
-    assert (a.engine, a.health, a.load, a.placements) == (grown, Health.HEALTHY, 0.08, 0)
-    assert core.decide(Request("sql"), 0.3).engine == "a"
-    assert view(core, "c", 0.3) == (Health.UNKNOWN, "not read yet")
-
-
-def test_engine_that_moved_is_a_new_one() -> None:
-    core = make_core(A)
-    moved = make_engine("a", port=2)
-    core.set_engines((moved,))
-    core.record_reading(A, Reading(0.1, 0, 0))  # of the former process, was under way
-    core.record_failure(A, "down", gone=True)
-    assert view(core, "a", 0.1) == (Health.UNKNOWN, "not read yet")
-    core.record_reading(moved, Reading(0.1, 0, 0))
-    assert core.decide(Request("m"), 0.1).engine == "a"
-
-
-def test_heap_does_not_grow_with_readings() -> None:
-    core = make_core(A, B)
-    for step in range(1, 20_000):
-        core.record_reading(A, Reading(step * 0.001, 20_000 - step, 0))
-        core.decide(Request("m"), step * 0.001)
-    assert len(core._pools["m"].heap) <= 64
-
-
-class AgainstTheScan(RuleBasedStateMachine):
-    """The core against the plain definition: of the healthy engines of the pool, the least key wins."""
-
-    ENGINES = tuple(
-        make_engine(name, model, adapters, capacity)
-        for name, model, adapters, capacity in (
-            ("a", "m", (), 10),
-            ("b", "m", ("sql",), 10),
-            ("c", "m", ("sql", "chat"), 20),
-            ("d", "n", (), 10),
-            ("e", "n", ("chat",), 5),
+class TestRefusals:
+    def test_unknown_model(self) -> None:
+        assert ask(make_core(A), 0.1, model="other") == Decision(
+            Outcome.UNKNOWN_MODEL, status=404, reason="unknown_model"
         )
+
+    def test_pool_without_a_healthy_engine(self) -> None:
+        core = make_core(A, B, make_engine("z", model="other"))
+        core.record_failure(A, "down", gone=True)
+        core.record_failure(B, "down", gone=True)
+        assert ask(core, 0.1) == Decision(Outcome.NO_HEALTHY_ENGINE, None, 503, 7, None, "no_engine")
+        assert ask(core, 0.1, model="other").engine == "z"
+
+    def test_pool_whose_engines_are_all_drained(self) -> None:
+        core = make_core(A, B)
+        core.set_drained(["a", "b", "not there yet"])
+        assert ask(core, 0.1).status == 503
+        core.set_drained(["a"])
+        assert placed(core, 0.1, 2) == {"b": 2}
+        core.set_drained([])
+        assert set(placed(core, 0.1, 4)) == {"a", "b"}
+
+    @pytest.mark.parametrize(
+        ("request_of", "status"),
+        [
+            ({"prompt_tokens": 999}, 0),
+            ({"prompt_tokens": 1000}, 400),
+            ({"prompt_tokens": 10**12}, 400),
+            ({"prompt_tokens": None, "body_bytes": 15_000}, 0),
+            ({"prompt_tokens": None, "body_bytes": 17_000}, 413),
+            ({"prompt_tokens": None, "body_bytes": None}, 0),
+            ({"prompt_tokens": -5}, 0),
+        ],
     )
+    def test_prompt_that_fits_no_engine(self, request_of: dict[str, Any], status: int) -> None:
+        core = make_core(make_engine("a", max_model_len=1000))
+        assert core.decide(Request("m", **request_of), 0.1).status == status
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.core = DecisionCore(SETTINGS)
-        self.twin = DecisionCore(SETTINGS)
-        self.members: tuple[Engine, ...] = ()
+    def test_prompt_that_fits_some_goes_to_one_of_them(self) -> None:
+        core = make_core(make_engine("small", max_model_len=1000), make_engine("large", max_model_len=100_000))
+        assert [ask(core, 0.1, prompt=1500).engine for _unused in range(3)] == ["large"] * 3
 
-    @rule(chosen=st.sets(st.sampled_from(ENGINES)))
-    def members_change(self, chosen: set[Engine]) -> None:
-        self.members = tuple(sorted(chosen))
-        self.core.set_engines(self.members)
-        self.twin.set_engines(self.members)
-
-    @rule(seconds=st.floats(0, 1.5, allow_subnormal=False))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(engine=st.sampled_from(ENGINES), running=st.integers(0, 9), waiting=st.integers(0, 3), age=st.floats(0, 0.5))
-    def engine_is_read(self, engine: Engine, running: int, waiting: int, age: float) -> None:
-        for core in (self.core, self.twin):
-            core.record_reading(engine, Reading(self.now - age, running, waiting))
-
-    @rule(engine=st.sampled_from(ENGINES), gone=st.booleans())
-    def reading_fails(self, engine: Engine, gone: bool) -> None:
-        for core in (self.core, self.twin):
-            core.record_failure(engine, "down", gone)
-
-    @rule(model=st.sampled_from(["m", "n", "sql", "chat", "other"]))
-    @precondition(lambda self: self.members)
-    def request_comes(self, model: str) -> None:
-        before = {each.engine.name: each for each in self.core.views(self.now)}
-        pool = [each for each in before.values() if model in (each.engine.model, *each.engine.adapters)]
-        healthy = [each for each in pool if each.health is Health.HEALTHY]
-        decision = self.core.decide(Request(model), self.now)
-        assert decision == self.twin.decide(Request(model), self.now)
-        if healthy:
-            assert decision.outcome is Outcome.PLACED
-            assert decision.engine is not None
-            chosen = before[decision.engine]
-            assert chosen in healthy
-            assert chosen.load == min(each.load for each in healthy)
-            after = next(each for each in self.core.views(self.now) if each.engine == chosen.engine)
-            assert (after.placed, after.placements) == (chosen.placed + 1, chosen.placements + 1)
-        elif not pool:
-            assert decision.status == 404
-        elif any(each.health is Health.UNKNOWN for each in pool):
-            assert decision.outcome is Outcome.LEFT_TO_HAPROXY
-        else:
-            assert decision.status == 503
-
-    @invariant()
-    def loads_add_up(self) -> None:
-        for each in self.core.views(self.now):
-            seen = each.reading.running + each.reading.waiting if each.reading else 0
-            assert each.load == (seen + each.placed) / each.engine.max_num_seqs
-            assert 0 <= each.placed <= each.placements
-
-    def teardown(self) -> None:
-        """Whatever happened: readings begun a grace later settle every placement."""
-        later = self.now + SETTINGS.placement_grace + 0.001  # for rounding
-        for engine in self.members:
-            self.core.record_reading(engine, Reading(later, 0, 0))
-        assert all(each.load == 0 for each in self.core.views(later))
+    def test_memory_that_is_too_small_for_a_prompt(self) -> None:
+        core = make_core(A)
+        core.record_reading(A, Reading(0.1, 0, 0, kv_use=0.0, kv_tokens=500))
+        core.adjust(0.1)
+        assert ask(core, 0.1, prompt=500).status == 400
 
 
-TestAgainstTheScan = AgainstTheScan.TestCase
+class TestHealth:
+    def test_stale_engine_is_not_chosen_and_comes_back(self) -> None:
+        core = make_core(A, B)
+        core.record_reading(B, Reading(0.8, 50, 0))
+        assert placed(core, 1.0, 3) == {"a": 3}
+        assert placed(core, 1.01, 3) == {"b": 3}
+        core.record_reading(A, Reading(1.02, 0, 0))
+        assert ask(core, 1.03).engine == "a"
+
+    def test_engine_where_nothing_listens_is_out_at_once(self) -> None:
+        core = make_core(A, B)
+        core.record_failure(A, "cannot connect: Connection refused", gone=True)
+        assert placed(core, 0.1, 3) == {"b": 3}
+        assert health(core, "a", 0.1) == (Health.UNHEALTHY, "cannot connect: Connection refused")
+
+    def test_one_failed_reading_is_forgiven_until_the_last_is_stale(self) -> None:
+        core = make_core(A)
+        core.record_failure(A, "no answer within 0.5 s")
+        assert health(core, "a", 1.0) == (Health.HEALTHY, "no answer within 0.5 s")
+        assert ask(core, 1.0).engine == "a"
+        assert health(core, "a", 1.1) == (Health.UNHEALTHY, "no answer within 0.5 s")
+        core.record_reading(A, Reading(1.2, 0, 0))
+        assert health(core, "a", 1.2) == (Health.HEALTHY, "")
+
+    @pytest.mark.parametrize("model", ["m", "other"])
+    def test_without_members_everything_is_left_to_haproxy(self, model: str) -> None:
+        assert ask(DecisionCore(SETTINGS), 0.0, model=model) == LEFT
+
+    def test_before_the_first_reading_a_pool_is_left_to_haproxy(self) -> None:
+        core = make_core(A, B, read_at=None)
+        assert ask(core, 0.0) == LEFT
+        core.record_failure(A, "down", gone=True)  # B may be well
+        assert ask(core, 0.0) == LEFT
+        core.set_drained(["b"])  # but gets nothing
+        assert ask(core, 0.0).status == 503
+        assert health(core, "b", 0.0) == (Health.UNKNOWN, "not read yet")
+
+    def test_scheduler_that_stood_still_blames_no_engine(self) -> None:
+        core = make_core(A, B)
+        assert ask(core, 60.0) == LEFT
+        assert health(core, "a", 60.0) == (Health.UNKNOWN, "last read 60.0 s ago")
+
+    def test_request_without_a_model_is_left_to_haproxy(self) -> None:
+        assert make_core(A).decide(Request(None), 0.1) == LEFT
+
+    def test_older_reading_says_nothing(self) -> None:
+        core = make_core(A)
+        core.record_reading(A, Reading(0.5, 3, 0))
+        core.record_reading(A, Reading(0.4, 9, 0))
+        assert view(core, "a", 0.5).foreign == 3
+
+
+class TestMembers:
+    def test_change_keeps_what_is_known_of_those_that_stay(self) -> None:
+        core = make_core(A, B)
+        core.record_reading(A, Reading(0.1, 4, 0))
+        placed(core, 0.2, 3)
+        held = view(core, "a", 0.2).held
+        grown = make_engine("a", adapters=("sql",), max_num_seqs=50)
+        core.set_engines((C, grown))
+        a = view(core, "a", 0.3)
+        assert (a.engine, a.health, a.foreign, a.held) == (grown, Health.HEALTHY, 4, held)
+        assert core.in_flight == held
+        assert ask(core, 0.3, model="sql").engine == "a"
+        assert health(core, "c", 0.3) == (Health.UNKNOWN, "not read yet")
+
+    def test_engine_that_moved_is_a_new_one(self) -> None:
+        core = make_core(A)
+        moved = make_engine("a", port=2)
+        core.set_engines((moved,))
+        core.record_reading(A, Reading(0.1, 0, 0))  # of the former process, was under way
+        core.record_failure(A, "down", gone=True)
+        assert health(core, "a", 0.1) == (Health.UNKNOWN, "not read yet")
+        core.record_reading(moved, Reading(0.1, 0, 0))
+        assert ask(core, 0.1).engine == "a"
+
+    def test_drained_engine_that_comes_later_is_drained(self) -> None:
+        core = make_core(A)
+        core.set_drained(["b"])
+        core.set_engines((A, B))
+        core.record_reading(B, Reading(0.1, 0, 0))
+        assert placed(core, 0.2, 3) == {"a": 3}
+
+    def test_model_that_goes_takes_its_queue_along(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=1))
+        ask(core, 0.1)
+        ask(core, 0.1)
+        core.set_engines((make_engine("z", model="other"),))
+        assert core.in_flight == 0
+
+
+class TestBooks:
+    def test_lost_end_is_made_up_for_by_haproxys_counts(self) -> None:
+        core = make_core(A)
+        ask(core, 0.1, id="lost")
+        ask(core, 0.1, id="kept")
+        for now in (0.3, 0.5):
+            core.record_counts({"a": ServerCounts(1, 0)}, {"m": 0}, now)
+        assert view(core, "a", 0.5).held == 1
+        core.record_end(Ended("kept", "a", 200), 0.6)
+        core.record_counts({"a": ServerCounts(0, 0)}, {"m": 0}, 0.8)
+        assert view(core, "a", 0.8).held == 0
+
+    def test_one_look_that_came_between_is_not_believed(self) -> None:
+        core = make_core(A)
+        ask(core, 0.1)
+        core.record_counts({"a": ServerCounts(0, 0)}, {"m": 0}, 0.3)
+        core.record_counts({"a": ServerCounts(1, 0)}, {"m": 0}, 0.5)
+        core.record_counts({"a": ServerCounts(0, 0)}, {"m": 0}, 0.7)
+        assert core.in_flight == 1
+
+    def test_lost_end_is_made_up_for_by_readings_where_haproxy_says_nothing(self) -> None:
+        core = make_core(A, follows=False)
+        for _unused in range(5):
+            ask(core, 0.1)
+        core.record_reading(A, Reading(0.7, 2, 1))
+        assert view(core, "a", 0.7).held == 3
+
+    def test_restarted_scheduler_knows_at_once_what_is_under_way(self) -> None:
+        core = make_core(A, B)
+        core.record_counts({"a": ServerCounts(40, 0), "b": ServerCounts(3, 1)}, {"m": 5}, 0.1)
+        core.adjust(0.1)
+        assert [each.held for each in core.views(0.1)] == [40, 4]
+        assert core.lines()[0].unknown == 5
+        assert ask(core, 0.1).engine == "b"
+        core.record_counts({"a": ServerCounts(0, 0), "b": ServerCounts(1, 0)}, {"m": 0}, 0.3)
+        assert [each.held for each in core.views(0.3)] == [0, 1]
+        assert core.lines()[0].unknown == 0
+
+    def test_queue_that_drained_unheard_is_followed(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=2), make_engine("b", max_num_seqs=2))
+        for number in range(6):
+            ask(core, 0.1, id=str(number), prompt=1)
+        assert len(core.lines()[0].waiting) == 2
+        core.set_weight("a", 1.0, 0.1)
+        for now in (0.3, 0.5):
+            core.record_counts({"a": ServerCounts(3, 0), "b": ServerCounts(2, 0)}, {"m": 0}, now)
+        assert core.lines()[0].waiting == ()
+        assert [each.held for each in core.views(0.5)] == [3, 2]
+
+    def test_ids_that_clients_use_twice_are_two_requests(self) -> None:
+        core = make_core(A, B)
+        engines = [ask(core, 0.1, id="same").engine for _unused in range(2)]
+        assert set(engines) == {"a", "b"}
+        core.record_end(Ended("same", "b", 200), 0.2)
+        assert [each.held for each in core.views(0.2)] == [1, 0]
+        core.record_end(Ended("same", "a", 200), 0.3)
+        core.record_end(Ended("same", "a", 200), 0.4)
+        assert core.in_flight == 0
+
+    def test_retry_on_another_engine_ends_once(self) -> None:
+        core = make_core(A, B)
+        first = ask(core, 0.1, id="retried").engine
+        core.record_end(Ended("retried", "b" if first == "a" else "a", 200, 0.0, 0.1, 0.5), 0.6)
+        assert core.in_flight == 0
+
+    def test_length_of_answers_is_learnt_per_key_and_class(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=4))
+        now, made = 0.1, 0
+        for number in range(12):
+            key = "short" if number % 2 else "long"
+            tokens = 20 if number % 2 else 200
+            core.record_reading(A, Reading(now, 1, 0, generation_tokens=made))
+            ask(core, now, id=str(number), key_id=key)
+            made += tokens
+            core.record_reading(A, Reading(now + 0.9, 1, 0, generation_tokens=made))
+            core.record_end(Ended(str(number), "a", 200, 0.0, 0.0, 0.9), now + 0.9)
+            now += 1.0
+        learnt = core.lengths()["fast"]
+        assert learnt["short"] == pytest.approx(20, abs=8)
+        assert learnt["long"] == pytest.approx(200, abs=40)
+
+    def test_cap_that_haproxy_lost_is_given_again(self) -> None:
+        core = make_core(A, B)
+        assert core.caps() == []
+        core.record_counts({"a": ServerCounts(0, 0, maxconn=7), "b": ServerCounts(0, 0, maxconn=100)}, {"m": 0}, 0.1)
+        assert core.caps() == [Cap("m", "a", 100)]
+
+    def test_engine_that_haproxy_avoids_gets_nothing(self) -> None:
+        core = make_core(A, B)
+        for avoided in ({"a": ServerCounts(0, 0, up=False), "b": ServerCounts(0, 0)}, {"b": ServerCounts(0, 0)}):
+            core.record_counts(avoided, {"m": 0}, 0.1)
+            assert placed(core, 0.2, 6) == {"b": 6}
+            assert [each.avoided for each in core.views(0.2)] == [True, False]
+        core.record_counts({"a": ServerCounts(0, 0), "b": ServerCounts(0, 0)}, {"m": 0}, 0.3)
+        assert placed(core, 0.4, 6)["a"] > 0
+        # When all are avoided HAProxy knows what to say; the scheduler has nothing against them.
+        core.record_counts(dict.fromkeys("ab", ServerCounts(0, 0, up=False)), {"m": 0}, 0.5)
+        assert ask(core, 0.6) == LEFT
+
+    def test_ill_engine_has_no_room_for_the_queue(self) -> None:
+        core = make_core(A, B)
+        core.record_failure(B, "hangs", gone=True)
+        core.adjust(0.1)
+        assert push(core, 0.1) == {"b": 1}
+        core.record_failure(A, "hangs", gone=True)  # then HAProxy's own checks decide
+        core.adjust(0.2)
+        assert push(core, 0.2) == {"b": 100}
+
+    def test_requests_of_other_gateways_or_of_a_former_haproxy_leave_no_room(self) -> None:
+        core = make_core(A)
+        core.record_reading(A, Reading(0.1, 100, 0))
+        core.adjust(0.1)
+        assert view(core, "a", 0.1).limit == 1
+
+    def test_slot_that_is_free_on_a_drained_engine_takes_nobody(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=1), make_engine("b", max_num_seqs=1))
+        first = ask(core, 0.1, id="first").engine
+        ask(core, 0.1, id="second")
+        assert ask(core, 0.1, id="third").outcome is Outcome.QUEUED
+        assert first is not None
+        core.set_drained([first])
+        core.record_end(Ended("first", first, 200), 0.2)
+        assert view(core, first, 0.2).held == 0
+        assert [each.id for each in core.lines()[0].waiting] == ["third"]
+
+    @pytest.mark.parametrize(
+        ("able", "other", "request_of"),
+        [
+            ({"adapters": ("sql",)}, {}, {"model": "sql"}),
+            ({"max_model_len": 32768}, {"max_model_len": 4096}, {"prompt": 20_000}),
+        ],
+    )
+    def test_what_not_every_engine_can_take_never_waits_unbound(
+        self, able: dict[str, Any], other: dict[str, Any], request_of: dict[str, Any]
+    ) -> None:
+        a, b = make_engine("a", max_num_seqs=2, **able), make_engine("b", max_num_seqs=2, **other)
+        core = make_core(a, b)
+        assert [ask(core, 0.1, **request_of).engine for _unused in range(5)] == ["a"] * 5
+        core.adjust(0.1)
+        assert push(core, 0.1).get("a", 2) == 2  # those over its limit wait in its own queue
+        core.record_failure(a, "hangs", gone=True)
+        assert ask(core, 0.2, **request_of).status == 503
+
+    def test_line_that_nobody_was_taken_from_for_a_while_is_no_reason_to_refuse_for_an_hour(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=16), policy=replace(POLICY, prefill_window=60.0))
+        for number in range(24):  # answers of 100 tokens take 10 s: 1.6 requests/s
+            ask(core, 0.1, prompt=10, id=str(number))
+        now = 0.1
+        while now < 8:
+            now += 0.1
+            core.record_reading(make_engine("a", max_num_seqs=16), Reading(now, 16, 0))
+            core.record_counts({"a": ServerCounts(16, 0)}, {"m": 8}, now)
+            core.adjust(now)
+        decision = ask(core, now, prompt=10, id="new")
+        assert decision.outcome is Outcome.QUEUED
+        refused = [each for each in (ask(core, now, prompt=10) for _unused in range(99)) if each.status == 429]
+        assert refused
+        assert all(each.retry_after is not None and 8 <= each.retry_after <= 30 for each in refused)
+
+    def test_heap_does_not_grow(self) -> None:
+        core = make_core(A, B)
+        for step in range(1, 5_000):
+            ask(core, step * 0.001, id=str(step), prompt=1)
+            core.record_end(Ended(str(step), "a", 200), step * 0.001)
+            core.record_reading(A, Reading(step * 0.001, 5_000 - step, 0))
+            if step % 20 == 0:
+                core.adjust(step * 0.001)
+        assert len(core._pools["m"].heap) <= 100
+        assert core.in_flight < 10

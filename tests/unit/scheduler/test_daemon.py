@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,14 +19,28 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from ringmaster_scheduler import control_program
+from ringmaster_scheduler.configuration import Configuration
+from ringmaster_scheduler.daemon import Daemon
 from ringmaster_scheduler.probe import ProbeError, probe
 from tests.support.ports import port_of, reserve_port
+from tests.unit.scheduler.fake_haproxy import FakeHaproxy, FakeServer
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3] / "roles" / "scheduler" / "files"
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that has to happen
 # Long enough for a busy machine not to make a good engine look bad, and no longer than it has to be waited for.
 SCRAPE_TIMEOUT_MS = 1000
 STALE_AFTER_MS = 2000
+
+
+TOKEN = "a-token-of-the-test"
+
+
+def free_udp_port() -> int:
+    """Of UDP a port can't be reserved: whoever is bound to it takes its datagrams."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        return int(receiver.getsockname()[1])
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -92,6 +107,10 @@ class Site:
         self.configuration = directory / "scheduler.json"
         self.http_reservation, self.spoe_reservation = reserve_port(), reserve_port()
         self.http_port, self.spoe_port = port_of(self.http_reservation), port_of(self.spoe_reservation)
+        self.log_port = free_udp_port()
+        self.haproxy = FakeHaproxy(directory / "admin.sock", servers={"a": FakeServer(), "b": FakeServer()})
+        self.token = directory / "token"
+        self.token.write_text(f"{TOKEN}\n")
         self.engines = [FakeEngine("a"), FakeEngine("b")]
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.setblocking(False)
@@ -112,6 +131,13 @@ class Site:
                     "scrape_timeout_ms": SCRAPE_TIMEOUT_MS,
                     "stale_after_ms": STALE_AFTER_MS,
                     "placement_grace_ms": 50,
+                    "log_port": self.log_port,
+                    "haproxy_socket": str(self.haproxy.path),
+                    "look_interval_ms": 50,
+                    # Nothing that a test asks for is ever served, so that all of it counts as work before an engine.
+                    "policy": {"prefill_window": 60},
+                    "token_file": str(self.token),
+                    "drained_file": str(directory / "drained.json"),
                 }
             )
         )
@@ -176,6 +202,7 @@ class Site:
         for engine in self.engines:
             await engine.stop()
             engine.reservation.close()
+        await self.haproxy.stop()
         for held in (self.manager, self.http_reservation, self.spoe_reservation):
             held.close()
 
@@ -190,8 +217,39 @@ class Site:
         _unused, text = await self.get("/v1/state")
         return {engine["name"]: engine["health"] for engine in json.loads(text)["engines"]}
 
-    async def decide(self, model: str = "m") -> Any:
-        return (await asyncio.to_thread(probe, "127.0.0.1", self.spoe_port, PATIENCE, model))["decision"]
+    async def decide(self, model: str = "m") -> dict[str, Any]:
+        """Return what HAProxy is told, without what says why and until when."""
+        answer = await asyncio.to_thread(probe, "127.0.0.1", self.spoe_port, PATIENCE, model)
+        decision = answer["decision"]
+        assert isinstance(decision, dict)
+        return {name: value for name, value in decision.items() if name not in ("reason", "priority")}
+
+    async def post(self, path: str, token: str | None = None) -> tuple[int, Any]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"http://127.0.0.1:{self.http_port}{path}", headers=headers) as response,
+        ):
+            return response.status, await response.json()
+
+    def log(self, line: bytes) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(line, ("127.0.0.1", self.log_port))
+
+    async def ctl(self, *arguments: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            str(PACKAGE_PARENT / "ringmaster_scheduler" / "control_program.py"),
+            f"--url=http://127.0.0.1:{self.http_port}",
+            f"--token-file={self.token}",
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _unused = await asyncio.wait_for(process.communicate(), PATIENCE)
+        assert process.returncode is not None
+        return process.returncode, output.decode()
 
 
 @pytest_asyncio.fixture
@@ -200,6 +258,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     site = Site(tmp_path)
     for engine in site.engines:
         await engine.start()
+    await site.haproxy.start()
     site.write_members(*(engine.member() for engine in site.engines))
     try:
         yield site
@@ -331,9 +390,75 @@ async def test_members_are_followed(site: Site) -> None:
         return await site.health() == {"b": "healthy"}
 
     await eventually(replaced)
-    assert await site.decide("sql") == {"server": "b"}
+
+    async def named() -> bool:  # HAProxy has to be given the server first
+        return await site.decide("sql") == {"server": "b"}
+
+    await eventually(named)
     _unused, log = await site.stop()
     assert "members file not used" in log
+
+
+async def test_connections_to_the_interface_are_limited_and_questions_of_haproxy_are_not(site: Site) -> None:
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    half = [await asyncio.open_connection("127.0.0.1", site.http_port) for _unused in range(300)]
+    for _reader, writer in half:
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: ")
+    ends = await asyncio.gather(
+        *(asyncio.wait_for(reader.read(1), 1) for reader, _writer in half), return_exceptions=True
+    )
+    # One that was refused is reset, or at its end; the others wait for the rest of what they ask.
+    assert sum(not isinstance(end, asyncio.TimeoutError) for end in ends) >= 40
+    assert "server" in await site.decide()
+    for _reader, writer in half:
+        writer.close()
+
+    async def answers() -> bool:
+        with contextlib.suppress(aiohttp.ClientError):
+            return (await site.get("/healthz"))[0] == 200
+        return False
+
+    await eventually(answers)
+
+
+async def test_drains_that_cannot_be_read_are_said(site: Site) -> None:
+    (site.configuration.parent / "drained.json").write_text("garbage")
+    await site.start()
+    assert "drains may be forgotten" in (await site.get("/healthz"))[1]
+    _unused, log = await site.stop()
+    assert "drained engines are not known" in log
+
+
+@pytest.mark.parametrize("arguments", [["--json", "rules"], ["rules", "--json"]])
+async def test_json_is_asked_for_before_or_behind_the_command(site: Site, arguments: list[str]) -> None:
+    await site.start()
+    status, text = await site.ctl(*arguments)
+    assert status == 0
+    assert "policy" in json.loads(text)
+
+
+async def test_url_that_is_none_is_one_clear_line(site: Site) -> None:
+    status, text = await site.ctl("--url=nonsense", "rules")
+    assert (status, text.count("\n")) == (1, 1)
+    assert "nonsense" in text
+
+
+async def test_part_that_fails_ends_the_daemon(caplog: pytest.LogCaptureFixture) -> None:
+    """Half a scheduler would go on to decide on counts that nobody brings any more."""
+
+    async def fail() -> None:
+        raise RuntimeError("of the test")
+
+    daemon = Daemon(Configuration("127.0.0.1"))
+    task = asyncio.get_running_loop().create_task(fail())
+    task.add_done_callback(daemon._look_at_the_end)
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert daemon.failed
+    assert daemon._stop.is_set()
+    assert "of the test" in caplog.text
+    await daemon._close()
 
 
 async def test_address_that_is_taken_is_one_clear_line(site: Site) -> None:
@@ -344,6 +469,138 @@ async def test_address_that_is_taken_is_one_clear_line(site: Site) -> None:
     assert site.process.returncode == 1
     assert "ERROR cannot listen" in output.decode()
     assert "Traceback" not in output.decode()
+
+
+async def haproxy_follows(site: Site) -> bool:
+    return "haproxy_follows 1.0" in (await site.get("/metrics"))[1]
+
+
+async def test_only_a_token_drains_and_a_restart_keeps_it(site: Site) -> None:
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    path = "/v1/engines/a/drain"
+    assert (await site.post(path))[0] == 401
+    assert (await site.post(path, "wrong"))[0] == 401
+    assert (await site.post("/v1/engines/nobody/drain", TOKEN))[0] == 404
+    assert [await site.decide() for _unused in range(2)] != [{"server": "b"}] * 2
+    assert await site.post(path, TOKEN) == (200, {"engine": "a", "drained": True, "changed": True})
+    assert await site.post(path, TOKEN) == (200, {"engine": "a", "drained": True, "changed": False})
+    assert [await site.decide() for _unused in range(3)] == [{"server": "b"}] * 3
+    await eventually(lambda: status_of(site, "a", "DRAIN"))
+    await site.stop()
+    assert await site.told() == "STOPPING=1"
+    site.haproxy.servers["a"].status = "UP"
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    assert [await site.decide() for _unused in range(3)] == [{"server": "b"}] * 3
+    await eventually(lambda: status_of(site, "a", "DRAIN"))
+    assert (await site.post("/v1/engines/a/undrain", TOKEN))[0] == 200
+    await eventually(lambda: status_of(site, "a", "UP"))
+
+
+async def status_of(site: Site, name: str, status: str) -> bool:
+    return site.haproxy.servers[name].status == status
+
+
+async def test_without_a_token_nothing_can_be_changed(site: Site) -> None:
+    content = json.loads(site.configuration.read_text())
+    site.configuration.write_text(json.dumps({**content, "token_file": ""}))
+    await site.start()
+    assert (await site.post("/v1/engines/a/drain", ""))[0] == 403
+
+
+async def test_log_lines_end_requests_and_junk_does_not(site: Site) -> None:
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    await eventually(lambda: haproxy_follows(site))
+    for junk in (b"", b"\xff" * 100, b"{", b"[]", b'{"request_id":"x"}', b"[" * 50_000):
+        site.log(junk)
+    site.log(b'{"request_id":"x","engine":"a","status":200,"ms_queue":-1,"ms_first_byte":5,"ms_total":9}')
+
+    async def counted() -> bool:
+        _unused, metrics = await site.get("/metrics")
+        return "log_lines_total 1.0" in metrics and "log_errors_total 6.0" in metrics
+
+    await eventually(counted)
+    _unused, log = await site.stop()
+    assert "Traceback" not in log
+
+
+async def test_restarted_scheduler_knows_what_haproxy_holds(site: Site) -> None:
+    site.haproxy.servers["a"].current = 40
+    site.haproxy.servers["b"].current = 2
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    await eventually(lambda: haproxy_follows(site))
+
+    async def known() -> bool:
+        engines = json.loads((await site.get("/v1/state"))[1])["engines"]
+        return [engine["held"] for engine in engines] == [40, 2]
+
+    await eventually(known)
+    assert [await site.decide() for _unused in range(5)] == [{"server": "b"}] * 5
+
+
+async def test_killed_scheduler_leaves_caps_that_the_unit_releases(site: Site) -> None:
+    await site.start()
+    await eventually(lambda: haproxy_follows(site))
+    await site.stop(signal.SIGKILL)
+    site.haproxy.servers["a"].maxconn = 1
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "ringmaster_scheduler",
+        "--config",
+        str(site.configuration),
+        "--release",
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert [server.maxconn for server in site.haproxy.servers.values()] == [100, 100]
+
+
+async def test_scheduler_without_an_haproxy_still_decides(site: Site) -> None:
+    await site.haproxy.stop()
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    assert {tuple((await site.decide()).items()) for _unused in range(4)} == {(("server", "a"),), (("server", "b"),)}
+    warnings = json.loads((await site.get("/healthz"))[1])["warnings"]
+    assert any(text.startswith("HAProxy does not follow: ") for text in warnings)
+
+
+async def test_ringmasterctl(site: Site) -> None:
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    await site.decide()
+    status, text = await site.ctl("status")
+    assert (status, text.splitlines()[0][:2]) == (0, "ok")
+    assert "ENGINE" in text
+    assert "unhealthy" not in text
+    status, text = await site.ctl("--json", "status")
+    assert [engine["name"] for engine in json.loads(text)["engines"]] == ["a", "b"]
+    assert await site.ctl("queue") == (0, "Nobody waits.\n")
+    assert "prefill_window" in (await site.ctl("rules"))[1]
+    assert "placed (least_loaded)" in (await site.ctl("explain"))[1]
+    status, text = await site.ctl("explain", "../../v1/state")
+    assert (status, text.partition(":")[0], "is kept: the edge refused it" in text) == (1, "ringmasterctl", True)
+    status, text = await site.ctl("drain", "host")  # the host of both
+    assert (status, [line.split() for line in text.splitlines()][1:]) == (0, [["a", "yes", "yes"], ["b", "yes", "yes"]])
+    assert await site.decide() == {"status": 503, "retry_after": 5}
+    assert (await site.ctl("undrain", "b"))[0] == 0
+    assert await site.decide() == {"server": "b"}
+    status, text = await site.ctl("drain", "nobody")
+    assert (status, text) == (1, "ringmasterctl: no engine or host is named nobody; known: a, b\n")
+    site.token.write_text("wrong")
+    assert (await site.ctl("drain", "b"))[0] == 1
+    await site.stop()
+    status, text = await site.ctl("status")
+    assert status == 1
+    assert "is ringmaster-scheduler.service running?" in text
+
+
+def test_table_of_hostile_names() -> None:
+    text = control_program.table(("A", "B"), [("\x1b[2Jname\n", 1.5), (None, None)])
+    assert text == "A            B\n?[2Jname?  1.5\n-            -"
 
 
 async def test_probe_says_what_is_wrong(site: Site) -> None:

@@ -30,15 +30,46 @@ vllm:num_requests_waiting{model_name="m"} 2
 vllm:gpu_cache_usage_perc{model_name="m"} 0.5
 vllm:cpu_cache_usage_perc{model_name="m"} 0.9
 """
+COUNTERS = b"""vllm:num_preemptions_total{engine="0"} 7.0
+vllm:num_preemptions_created{engine="0"} 1.7e+09
+vllm:generation_tokens_total{engine="0"} 123456.0
+vllm:prompt_tokens_total{engine="0"} 5000.0
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 4000.0
+vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 1000.0
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="old",waiting_lora_adapters=""} 1700000000.5
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,chat",waiting_lora_adapters="old"} 1700000001.5
+"""
 LEAST = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
 
 
+def metrics(running: int, waiting: int, kv_use: float | None, kv_tokens: int | None) -> EngineMetrics:
+    """Return what a page without counters says."""
+    return EngineMetrics(running, waiting, kv_use, kv_tokens, None, None, None, (), None)
+
+
+def test_counters_and_adapters() -> None:
+    found = exposition.parse(LEAST + COUNTERS)
+    assert found == EngineMetrics(1, 0, None, None, 7, 4000, 123456, ("chat", "sql"), 2)
+
+
+def test_prompt_tokens_of_releases_that_do_not_tell_their_source() -> None:
+    page = b"".join(line for line in COUNTERS.splitlines(keepends=True) if b"by_source" not in line)
+    assert exposition.parse(LEAST + page).prompt_tokens == 5000
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"-1", b"1e300"])
+def test_impossible_counter_is_not_told(value: bytes) -> None:
+    page = LEAST + b"vllm:generation_tokens_total " + value + b"\nvllm:num_preemptions_total 3\n"
+    found = exposition.parse(page)
+    assert (found.generation_tokens, found.preemptions) == (None, 3)
+
+
 def test_present_names() -> None:
-    assert exposition.parse(NEW) == EngineMetrics(3, 2, 0.415, 432_000)
+    assert exposition.parse(NEW) == metrics(3, 2, 0.415, 432_000)
 
 
 def test_former_names() -> None:
-    assert exposition.parse(OLD) == EngineMetrics(4, 3, 0.5, None)
+    assert exposition.parse(OLD) == metrics(4, 3, 0.5, None)
 
 
 def test_present_name_wins_where_both_are_shown() -> None:
@@ -54,7 +85,7 @@ def test_ranks_are_added_up_and_the_fullest_cache_counts() -> None:
         % (rank, rank, rank, rank, rank, rank)
         for rank in (1, 2, 3)
     )
-    assert exposition.parse(page) == EngineMetrics(6, 3, 0.3, 4800)
+    assert exposition.parse(page) == metrics(6, 3, 0.3, 4800)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +105,7 @@ def test_ranks_are_added_up_and_the_fullest_cache_counts() -> None:
     ],
 )
 def test_odd_but_readable(page: bytes) -> None:
-    assert exposition.parse(page) == EngineMetrics(1, 0, None, None)
+    assert exposition.parse(page) == metrics(1, 0, None, None)
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"1e300", b"1000001", b"9" * 5000])
@@ -129,7 +160,7 @@ def test_page_of_the_client_library(running: int, waiting: int, use: float, labe
         ("vllm:kv_cache_usage_perc", use),
     ):
         Gauge(name, label, ["model_name"], registry=registry).labels(label).set(value)
-    assert exposition.parse(generate_latest(registry)) == EngineMetrics(running, waiting, use, None)
+    assert exposition.parse(generate_latest(registry)) == metrics(running, waiting, use, None)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from(NEW.splitlines() + OLD.splitlines())), max_size=20))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster_scheduler import members
-from ringmaster_scheduler.core import Engine
+from ringmaster_scheduler.domain import Engine
 from ringmaster_scheduler.members import MembersError, MembersFile
 
 
@@ -39,8 +39,19 @@ def document(*entries: Any, **replaced: Any) -> bytes:
 def test_engines_of_the_agreed_document() -> None:
     other = entry(name="gpu-a2.main", adapters=[], later_key=[1])
     assert members.parse(document(entry(), other, later_list=[])) == (
-        Engine("gpu-a1.main", "gpu-a1", "10.89.7.13", 8100, "standin", "qwen2-7b-instruct", ("sql",), "a100-80g", 256),
-        Engine("gpu-a2.main", "gpu-a1", "10.89.7.13", 8100, "standin", "qwen2-7b-instruct", (), "a100-80g", 256),
+        Engine(
+            "gpu-a1.main",
+            "gpu-a1",
+            "10.89.7.13",
+            8100,
+            "standin",
+            "qwen2-7b-instruct",
+            ("sql",),
+            "a100-80g",
+            256,
+            32768,
+        ),
+        Engine("gpu-a2.main", "gpu-a1", "10.89.7.13", 8100, "standin", "qwen2-7b-instruct", (), "a100-80g", 256, 32768),
     )
 
 
@@ -60,6 +71,8 @@ def test_engines_of_the_agreed_document() -> None:
         (document(entry(name="two words")), r"engines\[0\].name: expected letters"),
         (document(entry(name="a\n")), r"engines\[0\].name: expected printable text"),
         (document(entry(address="")), r"engines\[0\].address: expected printable text, found ''"),
+        (document(entry(address="gpu a")), r"engines\[0\].address: expected an IP address without a zone"),
+        (document(entry(address="fe80::1%x;show info")), r"engines\[0\].address: expected an IP address without"),
         (document(entry(model=None)), r"engines\[0\].model: expected printable text, found None"),
         (document(entry(port=0)), r"engines\[0\].port: expected an integer from 1 to 65535, found 0"),
         (document(entry(port=True)), r"engines\[0\].port"),
@@ -89,6 +102,13 @@ def test_any_value_anywhere_is_used_or_refused(key: str, value: object) -> None:
     except MembersError:
         return
     assert len(engines) == 1
+
+
+@pytest.mark.parametrize(
+    ("gateways", "count"), [([], 1), ([{"name": "gw1"}, {"name": "gw2"}], 2), (None, 1), ("two", 1)]
+)
+def test_gateways_are_counted(gateways: object, count: int) -> None:
+    assert members.count_gateways(document(entry(), gateways=gateways)) == count
 
 
 def test_file_is_read_when_it_changes(tmp_path: Path) -> None:

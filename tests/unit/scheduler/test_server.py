@@ -12,7 +12,7 @@ import pytest
 
 from ringmaster_scheduler import server as server_module
 from ringmaster_scheduler import spop
-from ringmaster_scheduler.core import Decision, Outcome, Request
+from ringmaster_scheduler.domain import Decision, Outcome, Request
 from ringmaster_scheduler.server import MAX_FRAME_SIZE, SpoeServer, actions_for, request_from
 from ringmaster_scheduler.spop import DataType, FrameType, Status
 
@@ -217,26 +217,51 @@ async def test_haproxy_that_takes_no_answers_is_read_no_further() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "model"),
+    ("arguments", "request_meant"),
     [
-        ({"model": "m", "prompt_tokens": None, "later": b"x"}, "m"),
-        ({}, None),
-        ({"model": None}, None),
-        ({"model": ""}, None),
-        ({"model": 7}, None),
+        ({}, Request(None)),
+        ({"model": None, "id": None, "prompt_tokens": None, "key_id": None}, Request(None)),
+        ({"model": "", "prefix": ""}, Request(None)),
+        ({"model": 7, "id": b"x", "prompt_tokens": "5", "body_bytes": True, "max_tokens": -1}, Request(None)),
+        ({"model": "m", "prompt_tokens": 5, "later": b"x"}, Request("m", prompt_tokens=5)),
+        (
+            {
+                "id": "i",
+                "model": "m",
+                "prompt_tokens": 1,
+                "body_bytes": 2,
+                "max_tokens": 0,
+                "key_id": "k",
+                "prefix": "p",
+            },
+            Request("m", "i", 1, 2, 0, "k", "p"),
+        ),
     ],
 )
-def test_arguments_of_any_kind(arguments: dict[str, spop.Value], model: str | None) -> None:
-    assert request_from(arguments) == Request(model)
+def test_arguments_of_any_kind(arguments: dict[str, spop.Value], request_meant: Request) -> None:
+    assert request_from(arguments) == request_meant
 
 
 @pytest.mark.parametrize(
     ("decision", "variables"),
     [
-        (Decision(Outcome.PLACED, engine="a.main"), {"server": "a.main"}),
-        (Decision(Outcome.UNKNOWN_MODEL, status=404), {"status": 404}),
-        (Decision(Outcome.NO_HEALTHY_ENGINE, status=503, retry_after=5), {"status": 503, "retry_after": 5}),
-        (Decision(Outcome.LEFT_TO_HAPROXY), {}),
+        (
+            Decision(Outcome.PLACED, engine="a.main", priority=2000, reason="least_loaded"),
+            {"server": "a.main", "priority": 2000, "reason": "least_loaded"},
+        ),
+        (
+            Decision(Outcome.QUEUED, priority=-5, retry_after=3, reason="queued"),
+            {"priority": -5, "retry_after": 3, "reason": "queued"},
+        ),
+        (
+            Decision(Outcome.UNKNOWN_MODEL, status=404, reason="unknown_model"),
+            {"status": 404, "reason": "unknown_model"},
+        ),
+        (
+            Decision(Outcome.NO_HEALTHY_ENGINE, status=503, retry_after=5, reason="no_engine"),
+            {"status": 503, "retry_after": 5, "reason": "no_engine"},
+        ),
+        (Decision(Outcome.LEFT_TO_HAPROXY, reason="nothing_known"), {"reason": "nothing_known"}),
     ],
 )
 def test_variables_as_agreed(decision: Decision, variables: dict[str, spop.Value]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import sys
@@ -23,6 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="check the configuration and do nothing else")
+    mode.add_argument(
+        "--release",
+        action="store_true",
+        help="give HAProxy the caps with which it does well alone; for when the scheduler has ended",
+    )
     mode.add_argument("--probe", action="store_true", help="ask the scheduler that runs as HAProxy would")
     parser.add_argument(
         "--model", help="with --probe: ask for this model, which places a request; default: one unserved"
@@ -42,6 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
         return 0
+    if options.release:
+        failure = asyncio.run(daemon.release_haproxy(settings))
+        if failure:
+            print(failure, file=sys.stderr)
+        return 1 if failure else 0
     # The journal adds the time.
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(message)s")
     failure = _run(settings)

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
+from ringmaster_scheduler import policy as policy_module
+from ringmaster_scheduler.policy import Policy
+
 _HOUR_IN_MS: Final = 3_600_000
 
 
@@ -32,6 +35,18 @@ class Configuration(NamedTuple):
     stale_after_ms: int = 1000
     placement_grace_ms: int = 500
     retry_after_s: int = 5
+    adjust_interval_ms: int = 20
+    look_interval_ms: int = 200
+    log_address: str = "127.0.0.1"
+    log_port: int = 8408
+    haproxy_socket: str = ""
+    haproxy_timeout_ms: int = 1000
+    maxconn_percent: int = 100
+    haproxy_server_options: str = "check inter 1s fastinter 250ms fall 3 rise 2"
+    token_file: str = ""
+    drained_file: str = ""
+    explanations: int = 10_000
+    policy: Policy = Policy()
 
 
 _RANGES: Final = {
@@ -42,7 +57,14 @@ _RANGES: Final = {
     "stale_after_ms": (20, _HOUR_IN_MS),
     "placement_grace_ms": (0, _HOUR_IN_MS),
     "retry_after_s": (1, 3600),
+    "adjust_interval_ms": (5, 1000),
+    "look_interval_ms": (50, 10_000),
+    "log_port": (1, 65535),
+    "haproxy_timeout_ms": (20, 60_000),
+    "maxconn_percent": (1, 1000),
+    "explanations": (0, 10_000_000),
 }
+_MAY_BE_EMPTY: Final = ("haproxy_socket", "haproxy_server_options", "token_file", "drained_file")
 
 
 def parse(document: bytes) -> Configuration:
@@ -63,6 +85,11 @@ def parse(document: bytes) -> Configuration:
         raise ConfigurationError("http_address is missing")
     for key, value in content.items():
         _check(key, value)
+    if "policy" in content:
+        try:
+            content["policy"] = policy_module.parse(content["policy"])
+        except policy_module.PolicyError as error:
+            raise ConfigurationError(f"policy: {error}") from error
     configuration = Configuration(**content)
     if configuration.scrape_interval_ms + configuration.scrape_timeout_ms > configuration.stale_after_ms:
         raise ConfigurationError(
@@ -73,8 +100,10 @@ def parse(document: bytes) -> Configuration:
 
 
 def _check(key: str, value: Any) -> None:
+    if key == "policy":
+        return
     if key not in _RANGES:
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or (not value and key not in _MAY_BE_EMPTY):
             raise ConfigurationError(f"{key}: expected text, found {value!r}")
         return
     lowest, highest = _RANGES[key]

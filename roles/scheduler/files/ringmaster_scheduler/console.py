@@ -7,7 +7,8 @@ from html import escape
 from typing import Final
 
 from ringmaster_scheduler import __version__
-from ringmaster_scheduler.core import EngineView, Outcome
+from ringmaster_scheduler.core import EngineView, LineView
+from ringmaster_scheduler.domain import Outcome
 from ringmaster_scheduler.status import Snapshot
 
 REFRESH_SECONDS: Final = 2
@@ -34,16 +35,22 @@ _COLUMNS: Final = (
     ("Running", "number"),
     ("Waiting", "number"),
     ("KV use", "number"),
-    ("Placed since read", "number"),
+    ("Held here", "number"),
+    ("Of others", "number"),
+    ("Limit", "number"),
+    ("Tokens/s prefill", "number"),
+    ("Score in s", "number"),
     ("Placed in all", "number"),
-    ("Load", "number"),
 )
 
 _OUTCOMES: Final = {
     Outcome.PLACED: "placed on an engine",
+    Outcome.QUEUED: "waited for the first free slot",
+    Outcome.NOT_IN_TIME: "refused with 429: could not start in time",
+    Outcome.PROMPT_TOO_LONG: "refused with 400 or 413: the prompt fits no engine",
     Outcome.LEFT_TO_HAPROXY: "left to HAProxy: nothing known yet",
     Outcome.UNKNOWN_MODEL: "refused with 404: no engine serves the model",
-    Outcome.NO_HEALTHY_ENGINE: "refused with 503: no healthy engine in the pool",
+    Outcome.NO_HEALTHY_ENGINE: "refused with 503: no healthy engine in the pool, or all drained",
 }
 
 
@@ -73,6 +80,13 @@ members from {escape(snapshot.members_file)}</small>
 <tbody>
 {"".join(_engine_row(view) for view in snapshot.engines)}</tbody>
 </table>
+<h2>Queues</h2>
+<table>
+<thead><tr><th>Model</th><th class="number">Waiting</th><th class="number">Tokens</th>
+<th class="number">Drains tokens/s</th></tr></thead>
+<tbody>
+{"".join(_line_row(line) for line in snapshot.lines)}</tbody>
+</table>
 <h2>Decisions since the start</h2>
 <table>
 <tbody>
@@ -86,6 +100,8 @@ members from {escape(snapshot.members_file)}</small>
 def _engine_row(view: EngineView) -> str:
     engine, reading = view.engine, view.reading
     health = f'<span class="{view.health.value}">{view.health.value}</span>'
+    if view.drained:
+        health += ' <span class="unknown">drained</span>'
     if view.reason:
         health += f" <small>{escape(view.reason)}</small>"
     model = escape(engine.model)
@@ -99,14 +115,24 @@ def _engine_row(view: EngineView) -> str:
         "–" if reading is None else str(reading.running),
         "–" if reading is None else str(reading.waiting),
         "–" if reading is None or reading.kv_use is None else f"{reading.kv_use:.0%}",
-        str(view.placed),
+        str(view.held),
+        str(view.foreign),
+        f"{view.limit}{' over watermark' if view.over_watermark else ''}",
+        f"{view.prefill_rate:,.0f}",
+        f"{view.terms.score:.2f}",
         str(view.placements),
-        f"{view.load:.2f}",
     )
     return (
         "<tr>"
         + "".join(f'<td class="{style}">{cell}</td>' for cell, (_unused, style) in zip(cells, _COLUMNS))
         + "</tr>\n"
+    )
+
+
+def _line_row(line: LineView) -> str:
+    return (
+        f'<tr><td>{escape(line.model)}</td><td class="number">{len(line.waiting) + line.unknown}</td>'
+        f'<td class="number">{line.tokens:,}</td><td class="number">{line.drain_rate:,.0f}</td></tr>\n'
     )
 
 

@@ -7,12 +7,20 @@ import asyncio
 import logging
 import os
 import signal
-from typing import Final
+import time
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ringmaster_scheduler.configuration import Configuration
-from ringmaster_scheduler.core import DecisionCore, Health, Settings
+from ringmaster_scheduler.control import Control, release
+from ringmaster_scheduler.core import DecisionCore, Settings
+from ringmaster_scheduler.domain import Decision, Ended, Health, Request
+from ringmaster_scheduler.drained import DrainedFile
 from ringmaster_scheduler.engines import EngineReader
-from ringmaster_scheduler.http_api import HttpApi
+from ringmaster_scheduler.explanations import Explanations
+from ringmaster_scheduler.haproxy import HaproxyError, RuntimeApi
+from ringmaster_scheduler.http_api import HttpApi, Source
+from ringmaster_scheduler.log_receiver import LogReceiver
 from ringmaster_scheduler.members import MembersFile
 from ringmaster_scheduler.server import SpoeServer
 from ringmaster_scheduler.service_manager import ServiceManager
@@ -39,16 +47,87 @@ class Daemon:
                 stale_after=configuration.stale_after_ms / 1000,
                 placement_grace=configuration.placement_grace_ms / 1000,
                 retry_after=configuration.retry_after_s,
-            )
+            ),
+            configuration.policy,
         )
+        self._drained = DrainedFile(configuration.drained_file)
+        self._core.set_drained(self._drained.load())
+        if self._drained.error:
+            logger.error("drained engines are not known: %s", self._drained.error)
+        self._explanations = Explanations(configuration.explanations, time.time() - self._loop.time())
         self._members = MembersFile(configuration.members_file)
         self._reader = EngineReader(
             self._core, configuration.scrape_interval_ms / 1000, configuration.scrape_timeout_ms / 1000
         )
-        self._spoe = SpoeServer(lambda request: self._core.decide(request, self._loop.time()))
-        self._http = HttpApi(self.snapshot)
+        self._spoe = SpoeServer(self._decide)
+        self._log = LogReceiver(self._end)
+        self._control = Control(
+            self._core,
+            RuntimeApi(configuration.haproxy_socket, configuration.haproxy_timeout_ms / 1000),
+            configuration.adjust_interval_ms / 1000,
+            configuration.look_interval_ms / 1000,
+            configuration.haproxy_server_options,
+            configuration.maxconn_percent,
+        )
+        self._http = HttpApi(
+            Source(self.snapshot, self._queue, self._rules, self._drain, self._explanations),
+            read_token(configuration.token_file, os.environ),
+        )
         self._health: dict[str, Health] = {}
         self._manager = ServiceManager(os.environ)
+        self.failed = False
+
+    def _decide(self, request: Request) -> Decision:
+        now = self._loop.time()
+        decision = self._core.decide(request, now)
+        self._explanations.keep(now, request, decision, self._core.last)
+        self._control.decided()
+        return decision
+
+    def _end(self, ended: Ended) -> None:
+        self._core.record_end(ended, self._loop.time())
+
+    def _queue(self) -> list[dict[str, Any]]:
+        now = self._loop.time()
+        return [
+            {
+                "model": line.model,
+                "unknown": line.unknown,
+                "drain_tokens_per_s": round(line.drain_rate, 1),
+                "waiting": [
+                    {
+                        "id": request.id,
+                        "class": request.class_name,
+                        "key_id": request.key_id,
+                        "tokens": request.tokens,
+                        "waited_s": round(now - request.at, 3),
+                        "deadline_in_s": round(request.deadline - now, 3),
+                    }
+                    for request in line.waiting
+                ],
+            }
+            for line in self._core.lines()
+        ]
+
+    def _rules(self) -> dict[str, Any]:
+        return {"policy": self._core.policy.document(), "output_tokens_learnt": self._core.lengths()}
+
+    def _drain(self, name: str, drained: bool) -> bool:
+        """Drain an engine or end that; return whether that changed anything.
+
+        Raises KeyError for an engine that is neither a member nor drained, and OSError if it can't be kept.
+        """
+        names = set(self._core.drained)
+        if name not in names and all(view.engine.name != name for view in self._core.views(self._loop.time())):
+            raise KeyError(name)
+        if (name in names) == drained:
+            return False
+        names ^= {name}
+        self._drained.save(names)
+        self._drained.error = ""
+        self._core.set_drained(names)
+        logger.info("engine %s is %s", name, "drained" if drained else "no longer drained")
+        return True
 
     def snapshot(self) -> Snapshot:
         """Return the daemon as it is now."""
@@ -65,6 +144,16 @@ class Daemon:
             spoe_connections=len(self._spoe.connections),
             spoe_protocol_errors=self._spoe.protocol_errors,
             internal_errors=self._spoe.internal_errors,
+            estimated=self._core.estimated,
+            log_lines=self._log.lines,
+            log_errors=self._log.errors,
+            haproxy_error=self._control.error if self._configuration.haproxy_socket else "",
+            haproxy_absent=self._control.absent,
+            drained_error=self._drained.error,
+            haproxy_pushes=self._control.pushes,
+            haproxy_failures=self._control.failures,
+            lines=tuple(self._core.lines()),
+            shares=self._core.shares(),
             uptime=now - self._begun_at,
         )
 
@@ -76,6 +165,8 @@ class Daemon:
         tasks: list[asyncio.Task[None]] = []
         try:
             self._follow_members()
+            self._log.start(self._configuration.log_address, self._configuration.log_port)
+            tasks += self._control.start(bool(self._configuration.haproxy_socket))
             await self._http.start(self._configuration.http_address, self._configuration.http_port)
             await self._spoe.start(self._configuration.spoe_address, self._configuration.spoe_port)
             logger.info(
@@ -88,6 +179,8 @@ class Daemon:
             tasks.append(self._loop.create_task(self._keep_house()))
             if self._manager.watchdog_interval is not None:
                 tasks.append(self._loop.create_task(self._feed_watchdog(self._manager.watchdog_interval)))
+            for task in tasks:
+                task.add_done_callback(self._look_at_the_end)
             self._manager.tell("READY=1")
             await self._stop.wait()
             self._manager.tell("STOPPING=1")
@@ -97,8 +190,17 @@ class Daemon:
                 task.cancel()
             await self._close()
 
+    def _look_at_the_end(self, task: asyncio.Task[None]) -> None:
+        """Stop when a part has failed that is to run for ever: half a scheduler would be believed."""
+        if not task.cancelled() and task.exception() is not None:
+            logger.critical("stopping, for a part of the scheduler has failed", exc_info=task.exception())
+            self.failed = True
+            self._stop.set()
+
     async def _close(self) -> None:
         await self._spoe.stop(_FAREWELL)
+        await self._control.stop()
+        self._log.close()
         await self._http.close()
         await self._reader.close()
         self._manager.close()
@@ -110,7 +212,7 @@ class Daemon:
             logger.warning("members file not used: %s: %s", self._members.path, self._members.error)
             return
         engines = self._members.engines or ()
-        self._core.set_engines(engines)
+        self._core.set_engines(engines, self._members.gateways)
         self._reader.follow(engines)
         logger.info("members: %d engines from %s", len(engines), self._members.path)
 
@@ -136,10 +238,46 @@ class Daemon:
             await asyncio.sleep(interval)
 
 
+def read_token(path: str, environment: Mapping[str, str]) -> str:
+    """Return the token in a file, without white space around it; a path that is not absolute is the name of one of
+    systemd's credentials. An empty path gives an empty token.
+
+    Raises OSError if the file cannot be read.
+    """
+    if not path:
+        return ""
+    with open(os.path.join(environment.get("CREDENTIALS_DIRECTORY", "/"), path), encoding="utf-8") as file:
+        return file.read().strip()
+
+
 async def serve(configuration: Configuration) -> str | None:
     """Run a daemon to its end; return what kept it from starting, if anything did."""
     try:
-        await Daemon(configuration).run()
+        daemon = Daemon(configuration)
+    except OSError as error:
+        return f"cannot read the token: {error}"
+    try:
+        await daemon.run()
     except OSError as error:
         return f"cannot listen: {error}"
+    return "a part of the scheduler has failed, see above" if daemon.failed else None
+
+
+async def release_haproxy(configuration: Configuration) -> str | None:
+    """Give HAProxy the caps with which it does well without a scheduler; return what went wrong, if anything did.
+
+    Run by the unit whenever the daemon has ended, for one that was killed could not do it.
+    """
+    if not configuration.haproxy_socket:
+        return None
+    members = MembersFile(configuration.members_file)
+    members.poll()
+    if members.engines is None:
+        return f"{configuration.members_file}: {members.error}"
+    api = RuntimeApi(configuration.haproxy_socket, configuration.haproxy_timeout_ms / 1000)
+    try:
+        drained = DrainedFile(configuration.drained_file).load()
+        await release(api, members.engines, drained, configuration.maxconn_percent)
+    except HaproxyError as error:
+        return str(error)
     return None

@@ -11,7 +11,8 @@ from typing import Final
 import aiohttp
 
 from ringmaster_scheduler import exposition
-from ringmaster_scheduler.core import DecisionCore, Engine, Reading
+from ringmaster_scheduler.core import DecisionCore
+from ringmaster_scheduler.domain import Engine, Reading
 
 # A page of vLLM has about 100 kB; one that never ends must not fill the memory.
 _LARGEST_PAGE: Final = 4 * 1024 * 1024

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
 from typing import Any, Final
 
-from ringmaster_scheduler.core import Engine
+from ringmaster_scheduler.domain import Engine
 
 SCHEMA: Final = 1
 # A site of 10,000 engines needs about 3 MB.
 _LARGEST_FILE: Final = 16 * 1024 * 1024
 # An engine's name is a server's name in HAProxy's configuration as well.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,255}\Z")
+
+
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?\Z")
 
 
 class MembersError(Exception):
@@ -50,26 +54,46 @@ def parse(document: bytes) -> tuple[Engine, ...]:
     return engines
 
 
+def count_gateways(document: bytes) -> int:
+    """Return how many gateways share the engines of a members document that can be parsed; 1 where it does not tell."""
+    gateways = json.loads(document).get("gateways")
+    return max(1, len(gateways)) if isinstance(gateways, list) else 1
+
+
 def _engine(entry: Any, place: str) -> Engine:
     if not isinstance(entry, dict):
         raise MembersError(f"{place}: expected an object")
     name = _text(entry, "name", place)
     if not _NAME.match(name):
         raise MembersError(f"{place}.name: expected letters, digits and _.:- only, found {name!r}")
+    address = _text(entry, "address", place)
+    if not _ADDRESS.match(address) and not _is_ipv6(address):
+        raise MembersError(
+            f"{place}.address: expected an IP address without a zone, or a host's name, found {address!r}"
+        )
     adapters = entry.get("adapters", [])
     if not isinstance(adapters, list) or not all(_is_text(adapter) for adapter in adapters):
         raise MembersError(f"{place}.adapters: expected a list of names")
     return Engine(
         name=name,
         host=_text(entry, "host", place),
-        address=_text(entry, "address", place),
+        address=address,
         port=_integer(entry, "port", place, 65535),
         kind=_text(entry, "kind", place),
         model=_text(entry, "model", place),
         adapters=tuple(adapters),
         card=_text(entry, "card", place),
         max_num_seqs=_integer(entry, "max_num_seqs", place, 1_000_000),
+        max_model_len=_integer(entry, "max_model_len", place, 1_000_000_000) if "max_model_len" in entry else 0,
     )
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return "%" not in address
 
 
 def _is_text(value: Any) -> bool:
@@ -94,8 +118,8 @@ def _integer(entry: dict[str, Any], key: str, place: str, most: int) -> int:
 class MembersFile:
     """The members file, read again whenever it is another one than last time.
 
-    `error` says why its present content is not used, and is empty while it is. `engines` are those of the last good
-    content, None until there was one.
+    `error` says why its present content is not used, and is empty while it is. `engines` and `gateways` are those of
+    the last good content; `engines` is None until there was one.
     """
 
     def __init__(self, path: str) -> None:
@@ -103,6 +127,7 @@ class MembersFile:
         self.error = ""
         self.failures = 0
         self.engines: tuple[Engine, ...] | None = None
+        self.gateways = 1
         self._signature: tuple[int, int, int] | None = None
 
     def poll(self, force: bool = False) -> bool:
@@ -131,4 +156,5 @@ class MembersFile:
             return True
         self.error = ""
         self.engines = engines
+        self.gateways = count_gateways(document)
         return True

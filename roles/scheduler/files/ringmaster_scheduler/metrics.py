@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from ringmaster_scheduler import __version__
-from ringmaster_scheduler.core import EngineView, Health
+from ringmaster_scheduler.core import EngineView
+from ringmaster_scheduler.domain import Health
 from ringmaster_scheduler.status import Snapshot
 
 _PREFIX = "ringmaster_scheduler"
@@ -40,6 +41,15 @@ class SnapshotCollector(Collector):
             ),
             ("internal_errors", "Decisions that failed and were left to HAProxy.", snapshot.internal_errors),
             ("members_failures", "Times that the members file could not be used.", snapshot.members_failures),
+            ("tokens_estimated", "Requests whose tokens were estimated from their length.", snapshot.estimated),
+            ("log_lines", "Ends of requests that HAProxy's log told.", snapshot.log_lines),
+            ("log_errors", "Datagrams that were no line of the access log.", snapshot.log_errors),
+            ("haproxy_pushes", "Commands that HAProxy has taken.", snapshot.haproxy_pushes),
+            (
+                "haproxy_failures",
+                "Times that HAProxy could not be asked, or refused a command.",
+                snapshot.haproxy_failures,
+            ),
         ):
             yield CounterMetricFamily(f"{_PREFIX}_{name}", help_text, value=count)
         for name, help_text, value in (
@@ -49,9 +59,26 @@ class SnapshotCollector(Collector):
                 "1 while the members file is in use as it is, 0 while former members are kept.",
                 int(snapshot.members_loaded and not snapshot.members_error),
             ),
+            ("haproxy_follows", "1 while HAProxy takes what is pushed.", int(not snapshot.haproxy_error)),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", help_text, value=value)
+        yield from _queue_metrics(snapshot)
         yield from _engine_metrics(snapshot)
+
+
+def _queue_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    families = [
+        GaugeMetricFamily(f"{_PREFIX}_queue_{name}", help_text, labels=["model"])
+        for name, help_text in (
+            ("requests", "Requests that wait for the model."),
+            ("tokens", "Tokens that these will need."),
+            ("drain_tokens_per_second", "Measured rate at which engines take them."),
+        )
+    ]
+    for line in snapshot.lines:
+        for family, value in zip(families, (len(line.waiting) + line.unknown, line.tokens, line.drain_rate)):
+            family.add_metric([line.model], value)
+    yield from families
 
 
 def _engine_metrics(snapshot: Snapshot) -> Iterator[Metric]:
@@ -62,8 +89,25 @@ def _engine_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     described = ["engine", "model", "card"]
     healthy = GaugeMetricFamily(f"{_PREFIX}_engine_healthy", "1 healthy, 0 unhealthy or unknown.", labels=described)
     gauges: list[tuple[GaugeMetricFamily, Callable[[EngineView], float | None]]] = [
-        (_engine_gauge("placed", "Placements that the last reading cannot have shown."), lambda view: view.placed),
-        (_engine_gauge("load_ratio", "Outstanding requests over max-num-seqs."), lambda view: view.load),
+        (_engine_gauge("held", "Requests of this gateway on the engine."), lambda view: view.held),
+        (_engine_gauge("foreign", "Requests of other gateways on the engine."), lambda view: view.foreign),
+        (_engine_gauge("limit", "Requests it may hold, by its memory."), lambda view: view.limit),
+        (_engine_gauge("maxconn", "The maxconn that HAProxy is to have."), lambda view: view.cap),
+        (_engine_gauge("drained", "1 while it gets no more requests."), lambda view: int(view.drained)),
+        (_engine_gauge("weight_ratio", "Health weight, over 0 to 1."), lambda view: view.weight),
+        (
+            _engine_gauge("over_watermark", "1 while its KV use is over the watermark."),
+            lambda view: int(view.over_watermark),
+        ),
+        (_engine_gauge("score_seconds", "What the pick compares."), lambda view: view.terms.score),
+        (
+            _engine_gauge("prefill_tokens_per_second", "Measured rate of prefill."),
+            lambda view: view.prefill_rate,
+        ),
+        (
+            _engine_gauge("sequence_tokens_per_second", "Measured rate of one running sequence."),
+            lambda view: view.sequence_rate,
+        ),
         (
             _engine_gauge("running", "Running requests at the last reading."),
             lambda view: view.reading and view.reading.running,

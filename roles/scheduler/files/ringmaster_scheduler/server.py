@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final, cast
 
 from ringmaster_scheduler import spop
-from ringmaster_scheduler.core import Decision, Request
+from ringmaster_scheduler.domain import Decision, Request
 
 MESSAGE: Final = "decide"
 # Arguments are short; HAProxy offers its own buffer's size, and the smaller of the two holds.
@@ -31,23 +31,59 @@ def request_from(arguments: Mapping[str, spop.Value]) -> Request:
 
     One of another type than agreed counts as missing: HAProxy is configured on its own, maybe by a newer release.
     """
-    model = arguments.get("model")
-    return Request(model=model if isinstance(model, str) and model else None)
+    get = arguments.get
+    model = get("model")
+    return Request(
+        model if isinstance(model, str) and model else None,
+        _text(get("id")),
+        _count(get("prompt_tokens")),
+        _count(get("body_bytes")),
+        _count(get("max_tokens")),
+        _text(get("key_id")),
+        _text(get("prefix")) or None,
+    )
+
+
+def _text(value: spop.Value) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: spop.Value) -> int | None:
+    return value if isinstance(value, int) and value >= 0 and value is not True and value is not False else None
+
+
+@lru_cache(maxsize=16384)
+def _fixed_actions(engine: str | None, status: int, reason: str) -> bytes:
+    """Return the actions for what is the same in many decisions."""
+    actions = b""
+    if engine is not None:
+        actions += spop.encode_set_variable(spop.Scope.TRANSACTION, "server", spop.DataType.STRING, engine)
+    if status:
+        actions += spop.encode_set_variable(spop.Scope.TRANSACTION, "status", spop.DataType.UINT32, status)
+    if reason:
+        actions += spop.encode_set_variable(spop.Scope.TRANSACTION, "reason", spop.DataType.STRING, reason)
+    return actions
 
 
 @lru_cache(maxsize=4096)
+def _retry_after_action(seconds: int) -> bytes:
+    return spop.encode_set_variable(spop.Scope.TRANSACTION, "retry_after", spop.DataType.UINT32, seconds)
+
+
+@lru_cache(maxsize=65536)
+def _priority_action(milliseconds: int) -> bytes:
+    return spop.encode_set_variable(spop.Scope.TRANSACTION, "priority", spop.DataType.INT32, milliseconds)
+
+
 def actions_for(decision: Decision) -> bytes:
-    """Return the actions that tell HAProxy a decision: variables in the scope of the transaction, none if it is left
-    to HAProxy."""
-    actions = b""
-    if decision.engine is not None:
-        actions += spop.encode_set_variable(spop.Scope.TRANSACTION, "server", spop.DataType.STRING, decision.engine)
-    if decision.status:
-        actions += spop.encode_set_variable(spop.Scope.TRANSACTION, "status", spop.DataType.UINT32, decision.status)
-    if decision.retry_after is not None:
-        actions += spop.encode_set_variable(
-            spop.Scope.TRANSACTION, "retry_after", spop.DataType.UINT32, decision.retry_after
-        )
+    """Return the actions that tell HAProxy a decision, as docs/conventions.md has it: variables in the scope of the
+    transaction."""
+    _unused, engine, status, retry_after, priority, reason = decision
+    actions = _fixed_actions(engine, status, reason)
+    if retry_after is not None:
+        actions += _retry_after_action(retry_after)
+    if priority is not None:
+        actions += _priority_action(priority)
     return actions
 
 
@@ -184,7 +220,8 @@ class SpoeConnection(asyncio.Protocol):
             return self._greet(spop.decode_haproxy_hello(buffer, frame.payload, end))
         if frame.type == spop.FrameType.HAPROXY_DISCONNECT:
             reason = spop.decode_disconnect(buffer, frame.payload, end)
-            if reason.status != spop.Status.NORMAL:
+            # It also ends connections that nothing was asked on for a while.
+            if reason.status not in (spop.Status.NORMAL, spop.Status.TIMEOUT):
                 logger.warning("HAProxy closes an SPOE connection, status %d: %s", reason.status, reason.message)
             self._closing = True
             return spop.encode_disconnect(spop.FrameType.AGENT_DISCONNECT, spop.Status.NORMAL, "as asked")

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringmaster_scheduler.core import EngineView, Health, Outcome
+from ringmaster_scheduler.core import EngineView, LineView
+from ringmaster_scheduler.domain import Health, Outcome
+from ringmaster_scheduler.score import Terms
 
 
 class Snapshot(NamedTuple):
     """The daemon at a moment. `uptime` in seconds; `members_error` is empty while the members file is in use as it is;
-    `members_loaded` whether it ever was. The counts are since the start."""
+    `members_loaded` whether it ever was; `haproxy_error` is empty while HAProxy takes what is pushed,
+    `haproxy_absent` says that none runs; `drained_error` is why the kept drains could not be read, if so. `estimated`
+    counts requests whose tokens were estimated from their length. The counts are since the start."""
 
     engines: tuple[EngineView, ...]
     outcomes: dict[Outcome, int]
@@ -23,6 +27,16 @@ class Snapshot(NamedTuple):
     spoe_connections: int
     spoe_protocol_errors: int
     internal_errors: int
+    estimated: int
+    log_lines: int
+    log_errors: int
+    haproxy_error: str
+    haproxy_absent: bool
+    drained_error: str
+    haproxy_pushes: int
+    haproxy_failures: int
+    lines: tuple[LineView, ...]
+    shares: dict[str, float]
     uptime: float
 
     def reasons(self) -> list[str]:
@@ -36,6 +50,8 @@ class Snapshot(NamedTuple):
             reasons.append(f"no members: {self.members_file} lists no engine")
         elif all(view.health is not Health.HEALTHY for view in self.engines):
             reasons.append("no engine is healthy")
+        elif all(view.health is not Health.HEALTHY or view.avoided for view in self.engines):
+            reasons.append("HAProxy sends nothing to any healthy engine")
         return reasons
 
     def warnings(self) -> list[str]:
@@ -45,6 +61,16 @@ class Snapshot(NamedTuple):
             for view in self.engines
             if view.health is not Health.HEALTHY
         ]
+        warnings += [
+            f"engine {view.engine.name} is healthy, but HAProxy sends nothing there"
+            for view in self.engines
+            if view.avoided
+        ]
+        if self.drained_error:
+            warnings.append(f"drains may be forgotten: {self.drained_error}")
+        warnings += [f"engine {view.engine.name} is drained" for view in self.engines if view.drained]
+        if self.haproxy_error:
+            warnings.append(f"HAProxy does not follow: {self.haproxy_error}")
         if self.members_loaded and self.members_error:
             warnings.append(f"members file not used, former members kept: {self.members_error}")
         return warnings
@@ -61,7 +87,27 @@ class Snapshot(NamedTuple):
             "uptime_s": round(self.uptime, 1),
             "members": {"file": self.members_file, "loaded": self.members_loaded, "error": self.members_error},
             "spoe": {"connections": self.spoe_connections, "protocol_errors": self.spoe_protocol_errors},
+            "haproxy": {
+                "error": self.haproxy_error,
+                "absent": self.haproxy_absent,
+                "pushes": self.haproxy_pushes,
+                "failures": self.haproxy_failures,
+                "log_lines": self.log_lines,
+                "log_errors": self.log_errors,
+            },
+            "tokens_estimated": self.estimated,
             "decisions": {outcome.value: count for outcome, count in self.outcomes.items()},
+            "queues": [
+                {
+                    "model": line.model,
+                    "waiting": len(line.waiting),
+                    "unknown": line.unknown,
+                    "tokens": line.tokens,
+                    "drain_tokens_per_s": round(line.drain_rate, 1),
+                }
+                for line in self.lines
+            ],
+            "keys": {key_id: round(share, 4) for key_id, share in self.shares.items()},
             "engines": [_engine_document(view) for view in self.engines],
         }
 
@@ -85,7 +131,23 @@ def _engine_document(view: EngineView) -> dict[str, object]:
         "waiting": reading and reading.waiting,
         "kv_use": reading and reading.kv_use,
         "kv_tokens": reading and reading.kv_tokens,
-        "placed_since_reading": view.placed,
+        "drained": view.drained,
+        "weight": view.weight,
+        "over_watermark": view.over_watermark,
+        "held": view.held,
+        "foreign": view.foreign,
+        "tokens": view.tokens,
+        "limit": view.limit,
+        "maxconn": view.cap,
+        "prefill_tokens_per_s": round(view.prefill_rate, 1),
+        "sequence_tokens_per_s": round(view.sequence_rate, 1),
+        "score": terms_document(view.terms),
         "placements": view.placements,
-        "load": round(view.load, 4),
     }
+
+
+def terms_document(terms: Terms) -> dict[str, float]:
+    """Return the terms of the pick in seconds, and their score."""
+    document = {name: round(value, 4) for name, value in terms._asdict().items()}
+    document["score"] = round(terms.score, 4)
+    return document

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The runtime API: its answers, and a real HAProxy's where one is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringmaster_scheduler.control import Control, release
+from ringmaster_scheduler.core import DecisionCore, Settings
+from ringmaster_scheduler.domain import Engine, Reading, Request
+from ringmaster_scheduler.haproxy import (
+    LOOK,
+    HaproxyError,
+    RuntimeApi,
+    ServerRow,
+    pool_name,
+    split_answers,
+    statistics,
+    word,
+)
+from tests.unit.scheduler.fake_haproxy import FakeHaproxy, FakeServer
+
+HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+INFO = "Name: HAProxy\nPid: 7\nUptime_sec: 3\nUptime: 0d 0h00m03s"
+STAT = (
+    "# pxname,svname,qcur,qmax,scur,smax,slim,stot,status,weight,act,\n"
+    "pool_m,a.main,2,2,5,5,256,9,UP,100,1,\n"
+    "pool_m,b.main,,,0,0,256,0,UP 1/2,50,1,\n"
+    "pool_m,BACKEND,4,5,5,5,200,9,UP,150,2,"
+)
+
+
+def engine(name: str, model: str = "m") -> Engine:
+    return Engine(name, name, "127.0.0.1", 9, "vllm", model, (), "l40s", 256)
+
+
+def test_statistics() -> None:
+    found = statistics(INFO, STAT)
+    assert (found.pid, found.uptime, found.waiting) == (7, 3, {"pool_m": 4})
+    assert found.servers == [
+        ServerRow("pool_m", "a.main", 5, 2, "UP", 100, maxconn=256),
+        ServerRow("pool_m", "b.main", 0, 0, "UP", 50, maxconn=256),
+    ]
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_any_answer_is_understood_or_refused(info: str, stat: str) -> None:
+    try:
+        statistics(info, stat)
+    except HaproxyError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "answers"),
+    [
+        ("\n", 1, [""]),
+        ("\n\n", 2, ["", ""]),
+        ("No such server.\n\n\n", 2, ["No such server.", ""]),
+        ("\nServer deleted.\n", 2, ["", "Server deleted."]),
+        ("a: 1\nb: 2\n\n# x,y,\n1,2,\n\n", 2, ["a: 1\nb: 2", "# x,y,\n1,2,"]),
+    ],
+)
+def test_answers_of_a_batch(text: str, count: int, answers: list[str]) -> None:
+    assert split_answers(text, count) == answers
+
+
+@pytest.mark.parametrize("text", ["", "half", "a: 1\nb: 2\n"])
+def test_answer_that_was_cut(text: str) -> None:
+    with pytest.raises(HaproxyError, match="expected 1 answers"):
+        split_answers(text, 1)
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a;shutdown", "a\n", "ä"])
+def test_word_that_would_be_another_command(text: str) -> None:
+    with pytest.raises(ValueError, match="can't stand in a command"):
+        word(text)
+
+
+def test_name_of_a_pool() -> None:
+    assert pool_name("org/Model 7B") == "pool_org_Model_7B"
+
+
+async def test_socket_that_is_missing_hangs_or_talks_nonsense(tmp_path: Path) -> None:
+    api = RuntimeApi(str(tmp_path / "socket"), 0.1)
+    with pytest.raises(HaproxyError, match="No such file"):
+        await api.run(["show info"])
+    haproxy = FakeHaproxy(tmp_path / "socket", hang=True)
+    await haproxy.start()
+    with pytest.raises(HaproxyError, match=r"no answer within 0\.1 s"):
+        await api.run(["show info"])
+    await haproxy.stop()
+
+
+async def test_long_batch_is_split_and_stays_in_order(tmp_path: Path) -> None:
+    servers = {f"engine-with-a-long-name-{index:04}": FakeServer() for index in range(500)}
+    haproxy = FakeHaproxy(tmp_path / "socket", servers=servers)
+    await haproxy.start()
+    commands = [f"set maxconn server pool_m/{name} {number + 1}" for number, name in enumerate(servers)]
+    assert await RuntimeApi(str(haproxy.path), 2.0).run(commands) == [""] * 500
+    assert haproxy.commands == commands
+    assert [each.maxconn for each in servers.values()] == list(range(1, 501))
+    await haproxy.stop()
+
+
+class Linked:
+    """A core and its control over a fake HAProxy."""
+
+    def __init__(self, directory: Path, *names: str) -> None:
+        self.haproxy = FakeHaproxy(directory / "socket", servers={name: FakeServer() for name in names})
+        self.core = DecisionCore(Settings(60.0, 0.5, 5))
+        self.core.set_engines([engine(name) for name in names])
+        self.now = asyncio.get_running_loop().time
+        for name in names:
+            self.core.record_reading(engine(name), Reading(self.now(), 0, 0))
+        self.control = Control(self.core, RuntimeApi(str(self.haproxy.path), 1.0), 0.01, 0.05, "check inter 1s")
+
+    async def __aenter__(self) -> Linked:
+        await self.haproxy.start()
+        self.control.start(True)
+        await self.until(lambda: not self.control.error)
+        return self
+
+    async def __aexit__(self, *_unused: object) -> None:
+        await self.control.stop()
+        await self.haproxy.stop()
+
+    async def until(self, condition: object) -> None:
+        deadline = time.monotonic() + 5
+        assert callable(condition)
+        while not condition():
+            assert time.monotonic() < deadline, f"did not come true: {self.haproxy.servers}, {self.control.error}"
+            await asyncio.sleep(0.01)
+
+
+async def test_caps_follow_and_are_wide_again_at_the_end(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a") as linked:
+        server = linked.haproxy.servers["a"]
+        await linked.until(lambda: server.maxconn == 256)
+        for number in range(40):
+            linked.core.decide(Request("m", str(number), prompt_tokens=2000), linked.now())
+            server.current += number == 0
+            linked.control.decided()
+        await linked.until(lambda: 1 <= server.maxconn <= 2)
+    assert server.maxconn == 256
+
+
+async def test_new_process_gets_everything_again(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        linked.core.set_drained(["b"])
+        linked.core.set_weight("a", 0.1, linked.now())
+        await linked.until(lambda: linked.haproxy.servers["b"].status == "DRAIN")
+        await linked.until(lambda: linked.haproxy.servers["a"].weight == 10)
+        linked.haproxy.servers = {"a": FakeServer(maxconn=1), "b": FakeServer(maxconn=1)}
+        linked.haproxy.pid += 1
+        await linked.until(lambda: linked.haproxy.servers["b"].status == "DRAIN")
+        await linked.until(lambda: [each.maxconn for each in linked.haproxy.servers.values()] == [256, 1])
+        await linked.until(lambda: linked.haproxy.servers["a"].weight == 10)
+        linked.core.set_drained([])
+        await linked.until(lambda: linked.haproxy.servers["b"].status == "UP")
+        await linked.until(lambda: linked.haproxy.servers["b"].maxconn == 256)
+
+
+async def test_ill_engine_is_not_fed_by_the_queue_and_comes_back(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        servers = linked.haproxy.servers
+        linked.core.record_failure(engine("b"), "hangs", gone=True)
+        await linked.until(lambda: (servers["b"].status, servers["b"].maxconn) == ("DRAIN", 1))
+        assert (servers["a"].status, servers["a"].maxconn) == ("UP", 256)
+        # The last ones are HAProxy's own matter: an empty pool answers nobody.
+        linked.core.record_failure(engine("a"), "hangs", gone=True)
+        await linked.until(lambda: servers["b"].status == "UP")
+        assert servers["a"].status == "UP"
+        for name in ("a", "b"):
+            linked.core.record_reading(engine(name), Reading(linked.now(), 0, 0))
+        await linked.until(lambda: [each.maxconn for each in servers.values()] == [256, 256])
+
+
+async def test_ill_engine_is_let_in_again_when_the_scheduler_ends(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b", "c") as linked:
+        servers = linked.haproxy.servers
+        linked.core.record_failure(engine("b"), "hangs", gone=True)
+        linked.core.set_drained(["c"])
+        await linked.until(lambda: (servers["b"].status, servers["c"].status) == ("DRAIN", "DRAIN"))
+    assert [(each.status, each.maxconn) for each in servers.values()] == [("UP", 256), ("UP", 256), ("DRAIN", 256)]
+
+
+async def test_configured_maxconn_comes_back_when_the_scheduler_ends(tmp_path: Path) -> None:
+    haproxy = FakeHaproxy(tmp_path / "socket", servers={"a": FakeServer(maxconn=3)})
+    await haproxy.start()
+    await release(RuntimeApi(str(haproxy.path), 1.0), [engine("a")], [], 50)
+    assert haproxy.servers["a"].maxconn == 128
+    await haproxy.stop()
+
+
+async def test_member_that_returns_before_its_server_is_gone_is_let_in(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        servers = linked.haproxy.servers
+        servers["b"].current = 1
+        linked.core.set_engines([engine("a")])
+        await linked.until(lambda: servers["b"].status == "MAINT")
+        linked.core.set_engines([engine("a"), engine("b")])
+        await linked.until(lambda: servers["b"].status == "UP")
+        servers["a"].status = "MAINT"  # by somebody else, who will have a reason
+        await asyncio.sleep(0.2)
+        assert servers["a"].status == "MAINT"
+
+
+async def test_control_that_fails_is_seen(tmp_path: Path) -> None:
+    linked = Linked(tmp_path, "a")
+    linked.core.adjust = lambda _unused: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    [task] = linked.control.start(False)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(task, 5)
+
+
+async def test_engines_appear_and_disappear_at_run_time(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        linked.haproxy.servers["b"].current = 1
+        linked.core.set_engines([engine("a"), engine("c")])
+        await linked.until(lambda: "c" in linked.haproxy.servers and linked.haproxy.servers["c"].status == "UP")
+        assert linked.haproxy.commands.count("enable health pool_m/c") == 1
+        await linked.until(lambda: linked.haproxy.servers["b"].status == "MAINT")
+        await asyncio.sleep(0.2)
+        assert "b" in linked.haproxy.servers  # a stream still runs
+        linked.haproxy.servers["b"].current = 0
+        await linked.until(lambda: "b" not in linked.haproxy.servers)
+
+
+async def test_last_servers_of_a_backend_stay(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a") as linked:
+        linked.core.set_engines([])
+        await asyncio.sleep(0.2)
+        assert linked.haproxy.servers["a"].status == "UP"
+
+
+async def test_haproxy_that_goes_away_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with Linked(tmp_path, "a") as linked:
+        await linked.haproxy.stop()
+        await linked.until(lambda: "No such file" in linked.control.error and linked.control.absent)
+        await linked.haproxy.start()
+        await linked.until(lambda: not linked.control.error and not linked.control.absent)
+    assert caplog.text.count("HAProxy does not follow") <= 2
+
+
+@pytest.fixture
+def real_haproxy(tmp_path: Path) -> Iterator[Path]:
+    """A running HAProxy with one pool of two servers where nothing listens."""
+    if HAPROXY is None:
+        pytest.skip("no haproxy")
+    path = tmp_path / "admin.sock"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    configuration = tmp_path / "haproxy.cfg"
+    configuration.write_text(
+        f"""global
+    stats socket {path} mode 600 level admin
+    # Adding a server stops all threads; with more threads than free cores that takes seconds.
+    nbthread 1
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 5s
+    timeout server 5s
+frontend f
+    bind 127.0.0.1:{port}
+    default_backend pool_m
+backend pool_m
+    balance leastconn
+    server a 127.0.0.1:10 weight 100 maxconn 3
+    server b 127.0.0.1:9 weight 100 maxconn 3
+"""
+    )
+    process = subprocess.Popen([HAPROXY, "-db", "-f", str(configuration)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield path
+    process.terminate()
+    process.wait(10)
+
+
+async def test_real_haproxy_understands_every_command(real_haproxy: Path) -> None:
+    api = RuntimeApi(str(real_haproxy), 2.0)
+    core = DecisionCore(Settings(60.0, 0.5, 5))
+    core.set_engines([engine("a"), engine("c")])
+    now = asyncio.get_running_loop().time()
+    for name in ("a", "c"):
+        core.record_reading(engine(name), Reading(now, 0, 0))
+    core.set_weight("a", 0.25, now)
+    core.set_drained(["c"])
+    control = Control(core, api, 0.02, 0.05, "check inter 1s fastinter 250ms fall 3 rise 2")
+    control.start(True)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            found = statistics(*await api.run(LOOK))
+            rows = {row.name: row for row in found.servers if row.backend == "pool_m"}
+            if (
+                set(rows) == {"a", "c"}
+                and (rows["a"].weight, rows["a"].address) == (25, "127.0.0.1:9")
+                and rows["c"].status in ("DRAIN", "DOWN")
+            ):
+                break
+            assert time.monotonic() < deadline, (rows, control._complaints)
+            await asyncio.sleep(0.05)
+    finally:
+        await control.stop()
+    await release(api, [engine("a")], [], 30)
+    assert {row.name: row.maxconn for row in statistics(*await api.run(LOOK)).servers}["a"] == 76
+    (answer,) = await api.run(["show servers conn pool_m"])
+    assert "pool_m" in answer
+    assert control._complaints == set()
