@@ -15,17 +15,30 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ringmaster_scheduler import spop
 from tests.support.ports import port_of, reserve_port
 from tests.unit.edge.rendering import render
 
-HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+
+def _installed() -> dict[str, str]:
+    """Version → program of each HAProxy there is: those that tests/run/tools unpacked, else the system's."""
+    unpacked = sorted((Path(__file__).resolve().parents[3] / ".cache" / "tools" / "bin").glob("haproxy-*"))
+    system = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    found = {}
+    for program in map(str, unpacked) if unpacked else [system] if system else []:
+        text = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stdout
+        found[text.split()[2].rpartition(".")[0]] = program
+    return found
+
+
+HAPROXIES = _installed()
 CLIENT_KEY = "sk-client-key-of-team-a"
 ENGINE_KEY = "key-of-the-engines"
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that has to happen
@@ -37,6 +50,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE} s in vain: {what}"
         time.sleep(0.02)
+
+
+class Stoppable(Protocol):
+    """A part of a site."""
+
+    def stop(self) -> None:
+        """End it."""
 
 
 class Quiet(socketserver.BaseServer):
@@ -52,6 +72,7 @@ class HttpServer(Quiet, ThreadingHTTPServer):
 
 class SpoeServer(Quiet, socketserver.ThreadingTCPServer):
     daemon_threads = True
+    allow_reuse_address = True
 
 
 class Engine:
@@ -61,6 +82,7 @@ class Engine:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.status = 200
         self.die_without_answer = False
+        self.die_in_stream = False
         self.go_on = threading.Event()  # a stream's second chunk and a held answer wait for it
         self.hold = False
         self.aborted = threading.Event()
@@ -112,6 +134,9 @@ class Engine:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 self.wfile.write(b"d\r\ndata: first\n\n\r\n")
+                if engine.die_in_stream:
+                    self.close_connection = True
+                    return
                 engine.go_on.wait(PATIENCE)
                 try:
                     while not self.close_connection:
@@ -147,15 +172,21 @@ class Scheduler:
 
     decide: Callable[[dict[str, Any]], dict[str, int | str] | None] = lambda _unused: {}
     asked: list[dict[str, Any]] = field(default_factory=list)
+    port: int = 0
+    hung: bool = False  # takes what comes and answers nothing, as a process that was stopped
 
     def __post_init__(self) -> None:
         scheduler = self
+        self._connections: list[socket.socket] = []
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
+                scheduler._connections.append(self.request)
                 buffer = b""
                 while data := self.request.recv(65536):
                     buffer += data
+                    while scheduler.hung:
+                        time.sleep(0.02)
                     while end := spop.frame_end(buffer, 0, 65536):
                         frame = spop.decode_frame(buffer, 0, end)
                         if frame.type == spop.FrameType.HAPROXY_HELLO:
@@ -184,13 +215,17 @@ class Scheduler:
                 )
                 self.request.sendall(spop.encode_ack(frame.identifiers, actions))
 
-        self._server = SpoeServer(("127.0.0.1", 0), Handler)
-        self.port: int = self._server.server_address[1]
+        self._server = SpoeServer(("127.0.0.1", self.port), Handler)
+        self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def stop(self) -> None:
+        """End as a process does: its connections end with it."""
         self._server.shutdown()
         self._server.server_close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass
@@ -214,6 +249,41 @@ class Answer:
         return error
 
 
+class Datagrams:
+    """Keeps what HAProxy sends to one of its logs."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.setblocking(False)
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._datagrams: list[bytes] = []
+
+    def all(self) -> list[bytes]:
+        """Every datagram that has come."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._datagrams.append(self._socket.recv(65536))
+        return self._datagrams
+
+    def stop(self) -> None:
+        self._socket.close()
+
+
+class LogReceiver(Datagrams):
+    """Takes the datagrams of the access log as the scheduler does."""
+
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """Request id → line, of all that has come; HAProxy's words about itself are no JSON."""
+        lines = [json.loads(datagram) for datagram in self.all() if datagram.startswith(b"{")]
+        return {line["request_id"]: line for line in lines}
+
+    def line(self, request_id: str) -> dict[str, Any]:
+        """The line of a request, which is waited for."""
+        wait_until(lambda: request_id in self.lines(), f"a log line of {request_id}")
+        return self.lines()[request_id]
+
+
 def answer_of(response: http.client.HTTPResponse) -> Answer:
     """Read a response to its end."""
     return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
@@ -227,7 +297,7 @@ def exchange(client: socket.socket, request: bytes) -> Answer:
         return answer_of(response)
 
 
-def be_patient_with_the_scheduler(configuration: Path) -> None:
+def be_patient_with_the_scheduler(configuration: Path, generation: str) -> None:
     """Give a test's scheduler, a thread of a busy process, more time than the milliseconds that the role allows.
 
     What the edge does with an answer can be tested only if the answer is in time; what it does without one is a test of
@@ -238,7 +308,7 @@ def be_patient_with_the_scheduler(configuration: Path) -> None:
     agents, count = re.subn(r"(timeout (?:connect|check)) \S+", patient, agents)
     assert count == 2, "the times for the scheduler are no longer where this test looks for them"
     configuration.write_text(text + begin + agents)
-    spoe = configuration.parent / "generation" / "spoe.conf"
+    spoe = configuration.parent / generation / "spoe.conf"
     text, count = re.subn(r"(timeout hello) \S+", patient, spoe.read_text())
     assert count == 1, "the time for the greeting is no longer where this test looks for it"
     spoe.write_text(text)
@@ -255,45 +325,95 @@ def send_up_to_a_refusal(
 class Edge:
     """A running HAProxy with the role's configuration; it waits for the answers of a scheduler that it is given."""
 
-    def __init__(self, directory: Path, *, scheduler: Scheduler | None = None, **variables: Any) -> None:
+    def __init__(self, directory: Path, version: str, *, scheduler: Scheduler | None = None, **variables: Any) -> None:
+        self.version = version
         self._reservations = {name: reserve_port() for name in ("public", "dispatch", "metrics", "scheduler")}
         self.ports = {name: port_of(reservation) for name, reservation in self._reservations.items()}
-        self.log = directory / "log"
-        if scheduler is not None:
-            variables["edge_scheduler"] = f"127.0.0.1:{scheduler.port}"
-            variables["edge_timeout_decision"] = f"{PATIENCE:.0f}s"
-        configuration = render(
-            directory,
-            edge_stats_socket=str(directory / "admin.sock"),
+        self._directory = directory
+        self._journal = Datagrams()
+        self._socket = directory / "admin.sock"
+        self._patient = scheduler is not None
+        self._variables = {
             **{f"edge_{name}_port": self.ports[name] for name in ("public", "dispatch", "metrics")},
-            **{
-                "edge_address": "127.0.0.1",
-                "edge_public_address": "127.0.0.1",
-                "edge_api_keys": [{"id": "team-a", "key": CLIENT_KEY}],
-                "edge_engine_api_key": ENGINE_KEY,
-                "edge_scheduler": f"127.0.0.1:{self.ports['scheduler']}",  # where nothing listens
-                **variables,
-            },
-        )
+            "edge_stats_socket": str(self._socket),
+            "edge_address": "127.0.0.1",
+            "edge_public_address": "127.0.0.1",
+            "edge_api_keys": [{"id": "team-a", "key": CLIENT_KEY}],
+            "edge_engine_api_key": ENGINE_KEY,
+            "edge_scheduler": f"127.0.0.1:{self.ports['scheduler']}",  # where nothing listens
+            "edge_scheduler_log": "127.0.0.1:9",
+            "edge_log_address": self._journal.address,
+            **variables,
+        }
         if scheduler is not None:
-            be_patient_with_the_scheduler(configuration)
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(HAPROXY), "-db", "-f", str(configuration)], stdout=log, stderr=subprocess.STDOUT
+            self._variables["edge_scheduler"] = f"127.0.0.1:{scheduler.port}"
+            self._variables["edge_timeout_decision"] = f"{PATIENCE:.0f}s"
+        self._output = directory / "output"
+        self._processes = [self._start(self._render(directory))]
+
+    def _render(self, directory: Path, **changes: Any) -> Path:
+        configuration = render(directory, **{**self._variables, **changes})
+        if self._patient:
+            be_patient_with_the_scheduler(configuration, changes.get("edge_generation", "generation"))
+        return configuration
+
+    def _start(self, configuration: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        with self._output.open("ab") as output:
+            return subprocess.Popen(
+                [HAPROXIES[self.version], "-db", "-f", str(configuration), *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
+    def reload(self, name: str, **changes: Any) -> None:
+        """Let a new process with other variables take the listening sockets over, as a reload of the unit does."""
+        configuration = self._render(self._directory / name, **changes, edge_generation=name)
+        before = self.pid()
+        self._processes.append(self._start(configuration, "-x", str(self._socket), "-sf", str(before)))
+        wait_until(lambda: self.pid() != before, "the new process answers on the stats socket")
+        # The old one is told to stop accepting after that.
+        generation = name.encode()
+        wait_until(
+            lambda: all(self.ask("GET", "/generation", frontend="metrics").body == generation for _unused in range(5)),
+            "the new process answers alone",
+        )
+
+    def pid(self) -> int:
+        return int(next(line for line in self.admin("show info").splitlines() if line.startswith("Pid:"))[4:])
+
+    def admin(self, command: str) -> str:
+        """What HAProxy answers to a command on its stats socket."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(PATIENCE)
+            for _unused in range(100):
+                with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                    client.connect(str(self._socket))
+                    break
+                time.sleep(0.02)
+            client.sendall(command.encode() + b"\n")
+            parts = []
+            while part := client.recv(65536):
+                parts.append(part)
+        return b"".join(parts).decode()
+
     def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(PATIENCE)
+        for process in self._processes:
+            process.terminate()
+            process.wait(PATIENCE)
         for reservation in self._reservations.values():
             reservation.close()
+        self._journal.stop()
+
+    def journal(self) -> list[str]:
+        """What HAProxy has told the journal, without the head that syslog's format has: priority, time, tag."""
+        return [line.decode().rstrip("\n").split("]: ", 1)[1] for line in self._journal.all()]
 
     def metrics(self) -> dict[str, float]:
         """The exporter's samples of one moment, named as they stand in the exposition; none before HAProxy listens."""
         try:
             lines = self.ask("GET", "/metrics", frontend="metrics").body.decode().splitlines()
         except ConnectionError:
-            assert self._process.poll() is None, self.log.read_text()
+            assert self._processes[-1].poll() is None, self._output.read_text()
             return {}
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _unused, value in samples}
@@ -325,10 +445,9 @@ class Edge:
         key: str | None = CLIENT_KEY,
         frontend: str = "public",
     ) -> Answer:
-        connection = self.connect(frontend)
         known = {"Authorization": f"Bearer {key}"} if key is not None else {}
         encoded = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        with contextlib.closing(connection):
+        with contextlib.closing(self.connect(frontend)) as connection:
             send_up_to_a_refusal(connection, method, path, encoded, {**known, **(headers or {})})
             return answer_of(connection.getresponse())
 
@@ -337,7 +456,14 @@ class Edge:
 
 
 @contextmanager
-def running(*parts: Engine | Scheduler | Edge) -> Iterator[None]:
+def background(threads: int = 16) -> Iterator[Callable[..., Future[Any]]]:
+    """Gives a function that calls another one in a thread: a request that has to wait."""
+    with ThreadPoolExecutor(threads) as executor:
+        yield executor.submit
+
+
+@contextmanager
+def running(*parts: Stoppable) -> Iterator[None]:
     try:
         yield
     finally:

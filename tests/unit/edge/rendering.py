@@ -78,7 +78,7 @@ def render(directory: Path, **variables: Any) -> Path:
         lookup = "{{ lookup('ansible.builtin.template', '" + str(ROLE / "templates" / name) + ".j2') }}"
         return str(templar.template(trust_as_template(lookup)))
 
-    generation = directory / "generation"
+    generation = directory / variables.get("edge_generation", "generation")
     generation.mkdir(parents=True)
     for file in templar.template(trust_as_template("{{ edge_files }}")):
         (generation / file["name"]).write_text(text(file["name"]))

@@ -17,7 +17,6 @@ from tests.unit.edge.loopback_site import (
     ANSWER_PATIENCE,
     CLIENT_KEY,
     ENGINE_KEY,
-    HAPROXY,
     PATIENCE,
     Edge,
     Engine,
@@ -28,8 +27,6 @@ from tests.unit.edge.loopback_site import (
     wait_until,
 )
 from tests.unit.edge.rendering import engine, members
-
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed")
 
 LARGEST_BODY = 200_000
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: edge\r\nAuthorization: Bearer {CLIENT_KEY}\r\n".encode()
@@ -42,12 +39,13 @@ QUEUES = (
 class Site:
     """Two engines of the model alpha (adapter sql), one of beta, a scheduler, and the edge."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, version: str) -> None:
         self.alpha, self.other_alpha, self.beta = Engine(), Engine(), Engine()
         self.engines = {"a.main": self.alpha, "b.main": self.other_alpha, "c.main": self.beta}
         self.scheduler = Scheduler()
         self.edge = Edge(
             directory,
+            version,
             scheduler=self.scheduler,
             edge_members=members(
                 engine("a.main", "alpha", self.alpha.port, adapters=["sql"]),
@@ -74,8 +72,8 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site(tmp_path_factory.mktemp("edge"))
+def whole_site(tmp_path_factory: pytest.TempPathFactory, version: str) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("edge"), version)
     with running(site.edge, site.scheduler, *site.engines.values()):
         yield site
 
@@ -163,6 +161,7 @@ def test_engine_gets_its_own_key_and_nothing_a_client_claims(site: Site) -> None
         "model": "alpha",
         "prompt_tokens": None,
         "body_bytes": len(body),
+        "max_tokens": None,
         "key_id": "team-a",
         "prefix": None,
     }
@@ -267,8 +266,8 @@ def test_chunked_body_is_served(site: Site) -> None:
     assert site.beta.requests[0][2] == b'{"model": "org/beta"}'
 
 
-def test_client_that_never_ends_its_body_is_let_go(tmp_path: Path) -> None:
-    edge = Edge(tmp_path, edge_members=members(), edge_timeout_body="300ms")
+def test_client_that_never_ends_its_body_is_let_go(tmp_path: Path, version: str) -> None:
+    edge = Edge(tmp_path, version, edge_members=members(), edge_timeout_body="300ms")
     with running(edge):
         edge.wait_until_it_listens()
         with edge.connected() as client:
@@ -280,7 +279,9 @@ def test_client_that_never_ends_its_body_is_let_go(tmp_path: Path) -> None:
 def test_broken_chunk_is_refused(site: Site) -> None:
     with site.edge.connected() as client:
         answer = exchange(client, HEAD + b"Transfer-Encoding: chunked\r\n\r\nno size\r\n")
-    assert answer.status == 400  # with HAProxy's own body: below the level at which it asks for ours
+    assert answer.status == 400
+    # Older ones answer with HAProxy's own body: below the level at which they ask for ours.
+    assert (b'"code": "bad_request"' in answer.body) == (site.edge.version not in {"2.6", "3.0"})
 
 
 # What the scheduler decides ----------------------------------------------------------------------------------------
@@ -324,10 +325,11 @@ def test_refusal_of_the_scheduler_reaches_the_client(
     assert not site.other_alpha.requests
 
 
-def test_late_scheduler_holds_nothing_up(tmp_path: Path) -> None:
+def test_late_scheduler_holds_nothing_up(tmp_path: Path, version: str) -> None:
     only, scheduler = Engine(), Scheduler(decide=lambda _unused: None)
     edge = Edge(
         tmp_path,
+        version,
         edge_members=members(engine("a.main", "alpha", only.port)),
         edge_scheduler=f"127.0.0.1:{scheduler.port}",  # and not as the scheduler that it is to wait for
     )
@@ -354,7 +356,13 @@ def test_preprocessor_says_what_it_found_out(site: Site) -> None:
     assert answer.status == 200
     [question] = site.scheduler.asked
     del question["id"], question["body_bytes"]
-    assert question == {"model": "org/beta", "prompt_tokens": 123, "key_id": "team-b", "prefix": "abc"}
+    assert question == {
+        "model": "org/beta",
+        "prompt_tokens": 123,
+        "max_tokens": None,
+        "key_id": "team-b",
+        "prefix": "abc",
+    }
     [(_unused, headers, _unused)] = site.beta.requests
     assert headers["authorization"] == f"Bearer {ENGINE_KEY}"
     assert not [name for name in headers if name.startswith("x-ringmaster")]
@@ -387,11 +395,12 @@ def test_client_that_leaves_frees_the_engine(site: Site) -> None:
     assert site.beta.aborted.wait(PATIENCE)
 
 
-def test_waiting_in_vain_is_429_with_the_time_to_come_again(tmp_path: Path) -> None:
+def test_waiting_in_vain_is_429_with_the_time_to_come_again(tmp_path: Path, version: str) -> None:
     only = Engine()
     only.hold = True
     edge = Edge(
         tmp_path,
+        version,
         edge_members=members(engine("a.main", "alpha", only.port, max_num_seqs=1)),
         edge_timeout_queue="300ms",
     )
@@ -454,9 +463,8 @@ def test_log_has_one_json_line_a_request_and_none_of_its_content(site: Site) -> 
     """HAProxy logs when the answer has left, so that lines of earlier requests may still come: lines are told by id."""
 
     def lines() -> list[dict[str, Any]]:
-        whole = site.edge.log.read_text().rpartition("\n")[0]
-        texts = [line.partition(">")[2] for line in whole.splitlines()]
-        return [json.loads(text) for text in texts if text.startswith("{")]  # the rest is HAProxy's word on servers
+        # The rest is HAProxy's word on servers.
+        return [json.loads(text) for text in site.edge.journal() if text.startswith("{")]
 
     def mine() -> dict[str, dict[str, Any]]:
         return {line["request_id"]: line for line in lines() if line["request_id"].startswith("log-")}
@@ -468,7 +476,7 @@ def test_log_has_one_json_line_a_request_and_none_of_its_content(site: Site) -> 
     site.edge.complete('quote"', headers={"X-Request-Id": "log-unknown"})
     site.edge.ask("GET", '/odd"path\\', key=None, headers={"X-Request-Id": "log-odd"})
     wait_until(lambda: len(mine()) == 3, "a line of each request but the health check's")
-    text = site.edge.log.read_text()
+    text = "\n".join(site.edge.journal())
     assert "secret" not in text
     assert "token=" not in text
     assert CLIENT_KEY not in text
@@ -485,10 +493,11 @@ def test_log_has_one_json_line_a_request_and_none_of_its_content(site: Site) -> 
 # One engine, no scheduler, nothing at all --------------------------------------------------------------------------
 
 
-def test_killed_engine_costs_no_later_request_and_an_empty_pool_says_so(tmp_path: Path) -> None:
+def test_killed_engine_costs_no_later_request_and_an_empty_pool_says_so(tmp_path: Path, version: str) -> None:
     first, second = Engine(), Engine()
     edge = Edge(
         tmp_path,
+        version,
         edge_members=members(engine("a.main", "alpha", first.port), engine("b.main", "alpha", second.port)),
     )
     with running(edge, first, second):
@@ -506,9 +515,9 @@ def test_killed_engine_costs_no_later_request_and_an_empty_pool_says_so(tmp_path
         assert edge.ask("GET", "/healthz", key=None).status == 503
 
 
-def test_single_model_needs_no_name(tmp_path: Path) -> None:
+def test_single_model_needs_no_name(tmp_path: Path, version: str) -> None:
     only = Engine()
-    edge = Edge(tmp_path, edge_members=members(engine("a.main", "alpha", only.port)))
+    edge = Edge(tmp_path, version, edge_members=members(engine("a.main", "alpha", only.port)))
     with running(edge, only):
         edge.wait_for_engines("pool_alpha", 1)
         assert edge.ask("POST", "/v1/completions", {"prompt": "x"}).status == 200
@@ -516,8 +525,8 @@ def test_single_model_needs_no_name(tmp_path: Path) -> None:
         assert edge.complete("other").status == 404
 
 
-def test_edge_without_engines_keys_and_scheduler_answers_for_itself(tmp_path: Path) -> None:
-    edge = Edge(tmp_path, edge_members=members(), edge_api_keys=[], edge_engine_api_key="")
+def test_edge_without_engines_keys_and_scheduler_answers_for_itself(tmp_path: Path, version: str) -> None:
+    edge = Edge(tmp_path, version, edge_members=members(), edge_api_keys=[], edge_engine_api_key="")
     with running(edge):
         edge.wait_until_it_listens()
         assert edge.ask("GET", "/generation", frontend="metrics").body == b"generation"
@@ -527,10 +536,10 @@ def test_edge_without_engines_keys_and_scheduler_answers_for_itself(tmp_path: Pa
         assert edge.complete(key=None, frontend="dispatch").status == 404
 
 
-def test_dispatch_is_for_members_only(tmp_path: Path) -> None:
+def test_dispatch_is_for_members_only(tmp_path: Path, version: str) -> None:
     # The client's address is 127.0.0.1; the only members are somewhere else.
     site_members = {**members(), "gateways": [], "preprocessors": [{"name": "pi1", "address": "192.0.2.17"}]}
-    edge = Edge(tmp_path, edge_members=site_members, edge_address="127.0.0.2")
+    edge = Edge(tmp_path, version, edge_members=site_members, edge_address="127.0.0.2")
     with running(edge):
         wait_until(lambda: _listens("127.0.0.2", edge.ports["dispatch"]), "HAProxy listens")
         dispatch = ("127.0.0.2", edge.ports["dispatch"])

@@ -6,15 +6,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.edge.loopback_site import CLIENT_KEY, HAPROXY, Edge, Engine, running
+from tests.unit.edge.loopback_site import CLIENT_KEY, HAPROXIES
 from tests.unit.edge.rendering import engine, evaluate, members, render
 
 DIGEST = hashlib.sha256(b"another-key").hexdigest()
@@ -44,25 +42,39 @@ SITES = {
     "no keys": site(edge_api_keys=[], edge_engine_api_key=""),
     "IPv6": site(edge_address="::1", edge_public_address="[::]"),
     "limits": site(edge_threads=2, edge_connections_max=500, edge_body_bytes_max=16384),
-    "numbers as text": site(edge_threads="2", edge_connections_max="500", edge_server_maxconn_factor="1.5"),
+    "limits of keys": site(
+        edge_requests_per_minute=60, edge_prompt_tokens_per_minute=10**9, edge_concurrent_requests=7
+    ),
+    "no limits at all": site(edge_source_connections_max=0, edge_queue_max=10**6),
+    "one class": site(edge_classes=[{"name": "all", "deadline_s": 0.5}]),
+    "longer bodies than are held": site(edge_body_bytes_held=16384, edge_body_bytes_max=10**8),
+    "numbers as text": site(
+        edge_threads="2",
+        edge_connections_max="500",
+        edge_server_maxconn_factor="1.5",
+        edge_requests_per_minute="60",
+        edge_body_bytes_held="16384",
+        edge_header_bytes_max="4096",
+        edge_source_connections_max="9",
+    ),
 }
 
 
-@pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed")
 @pytest.mark.parametrize("name", SITES)
-def test_haproxy_takes_the_configuration_without_a_warning(tmp_path: Path, name: str) -> None:
+def test_haproxy_takes_the_configuration_without_a_warning(tmp_path: Path, version: str, name: str) -> None:
     configuration = render(tmp_path, **SITES[name])
     check = subprocess.run(
-        [str(HAPROXY), "-c", "-dW", "-f", str(configuration)], capture_output=True, text=True, check=False
+        [HAPROXIES[version], "-c", "-dW", "-f", str(configuration)], capture_output=True, text=True, check=False
     )
     assert check.returncode == 0, check.stderr
 
 
-@pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed")
-def test_engine_whose_name_is_not_known_keeps_nobody_from_being_served(tmp_path: Path) -> None:
+def test_engine_whose_name_is_not_known_keeps_nobody_from_being_served(tmp_path: Path, version: str) -> None:
     served = members(engine("a.main", "alpha", address="nowhere.invalid"), engine("b.main", "alpha"))
     configuration = render(tmp_path, **site(edge_members=served))
-    check = subprocess.run([str(HAPROXY), "-c", "-f", str(configuration)], capture_output=True, text=True, check=False)
+    check = subprocess.run(
+        [HAPROXIES[version], "-c", "-f", str(configuration)], capture_output=True, text=True, check=False
+    )
     assert check.returncode == 0, check.stderr
 
 
@@ -130,6 +142,62 @@ def test_buffer_has_room_for_the_longest_context(length: int, expected: int) -> 
 
 
 @pytest.mark.parametrize(
+    ("engines", "held"),
+    [
+        ([], 49_152),
+        ([engine("a.main", "alpha")], 49_152),
+        ([engine("a.main", "alpha", adapters=["sql"])], 262_144),
+        ([engine("a.main", "alpha"), engine("b.main", "beta", max_model_len=131_072)], 1_048_576),
+    ],
+)
+def test_body_is_held_whole_only_where_the_name_of_the_model_has_to_be_found_in_it(
+    engines: list[dict[str, Any]], held: int
+) -> None:
+    assert evaluate("edge_body_bytes_held | int", edge_members=members(*engines)) == held
+    assert evaluate("edge_body_bytes_held | int", edge_members=members(*engines), edge_body_bytes_max=20_000) == 20_000
+
+
+def test_classes_and_the_end_of_the_wait_are_the_schedulers() -> None:
+    assert evaluate("edge_timeout_queue") == "60s"
+    classes = [
+        {"name": "short", "prompt_tokens_max": 10, "deadline_s": 1.5},
+        {"name": "long", "prompt_tokens_max": None, "deadline_s": 90.5},
+    ]
+    assert evaluate("edge_classes", scheduler_policy={"classes": classes}) == classes
+    assert evaluate("edge_timeout_queue", scheduler_policy={"classes": classes}) == "91s"
+    assert [each["name"] for each in evaluate("edge_classes", scheduler_policy={})] == ["fast", "normal", "slow"]
+
+
+@pytest.mark.parametrize(
+    ("common", "clients", "limited"),
+    [
+        ({}, [], False),
+        ({}, [{"id": "a", "requests_per_minute": 0}], False),
+        ({}, [{"id": "a"}, {"id": "b", "concurrent_requests": 1}], True),
+        ({"edge_prompt_tokens_per_minute": 1}, [], True),
+    ],
+)
+def test_keys_are_counted_only_where_one_has_a_limit(
+    common: dict[str, int], clients: list[dict[str, Any]], limited: bool
+) -> None:
+    assert evaluate("edge_limited", edge_api_keys=clients, **common) is limited
+
+
+def test_generation_follows_the_certificates(tmp_path: Path) -> None:
+    def rendered(checksum: str) -> str:
+        state = {"stat": {"path": "/etc/ssl/edge.pem", "checksum": checksum}}
+        return str(
+            evaluate(
+                "edge_rendered",
+                **site(edge_tls_certificate="/etc/ssl/edge.pem", edge_certificate_states={"results": [state]}),
+            )
+        )
+
+    assert rendered("a" * 64) != rendered("b" * 64)
+    assert rendered("a" * 64) == rendered("a" * 64)
+
+
+@pytest.mark.parametrize(
     ("clients", "wrong"),
     [
         (KEYS, []),
@@ -155,27 +223,3 @@ def test_clients_that_cannot_be_told_apart_or_checked_are_named(
     clients: list[dict[str, str]], wrong: list[str]
 ) -> None:
     assert evaluate("edge_wrong_clients", edge_api_keys=clients) == wrong
-
-
-@pytest.mark.skipif(HAPROXY is None or shutil.which("openssl") is None, reason="HAProxy or openssl is not installed")
-def test_with_a_certificate_the_public_frontend_speaks_tls(tmp_path: Path) -> None:
-    certificate = tmp_path / "edge.pem"
-    request = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=edge -keyout key -out chain"
-    )
-    subprocess.run(request.split(" "), cwd=tmp_path, capture_output=True, check=True)
-    certificate.write_text((tmp_path / "chain").read_text() + (tmp_path / "key").read_text())
-    only = Engine()
-    edge = Edge(
-        tmp_path / "edge",
-        edge_members=members(engine("a.main", "alpha", only.port)),
-        edge_tls_certificate=str(certificate),
-    )
-    client = ssl.create_default_context(cafile=str(certificate))
-    client.check_hostname = False
-    client.set_alpn_protocols(["h2", "http/1.1"])
-    with running(edge, only):
-        edge.wait_for_engines("pool_alpha", 1)
-        with client.wrap_socket(edge.connected(), server_hostname="edge") as connection:
-            assert connection.version() == "TLSv1.3"
-            assert connection.selected_alpn_protocol() == "h2"
