@@ -31,7 +31,7 @@ FIRST_HOST = 11
 # service would not see the credentials that are mounted for it.
 INIT = "mount --make-rshared / && exec /sbin/init"
 START_SECONDS = 60
-SECRETS = ("vllm_api_key", "edge_api_key")
+SECRETS = ("vllm_api_key", "edge_api_key", "scheduler_api_token")
 # Ports of simulated adapters are interfaces on networks of their own, one a rail: what one host sends there arrives at
 # the others, and frames up to this size pass.
 RAIL_MTU = 9000

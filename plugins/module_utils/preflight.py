@@ -33,6 +33,7 @@ CARDS = ("a100-80g", "l40s")
 ENGINE_KEYS = ("name", "model", "port", "options")
 SMALLEST_ENGINE_PORT = 1024  # an engine's user may not bind a port below
 SHORTEST_KEY = 8  # characters; as the edge asks of its clients' keys
+SHORTEST_TOKEN = 16  # of what may drain engines; the scheduler role asks for it as well
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ PORTS = (
     Port("gateways", "edge_metrics_port", 8405),
     Port("gateways", "scheduler_http_port", 8406),
     Port("gateways", "scheduler_spoe_port", 8407),
+    Port("gateways", "scheduler_log_port", 8408),
     Port("monitors", "observability_port", 9090),
 )
 
@@ -63,6 +65,7 @@ VARIABLES = (
     "vllm_engine",
     "vllm_api_key",
     "edge_api_keys",
+    "scheduler_api_token",
     *(port.variable for port in PORTS),
 )
 
@@ -143,6 +146,7 @@ def check(
         *_check_ports(site),
         *_check_engine_key(site),
         *_check_clients(site),
+        *_check_scheduler_token(site),
     ]
     if not problems:
         # What the roles will ask for; a form that only this finds is a problem as well.
@@ -592,6 +596,25 @@ def _check_engine_key(site: _Site) -> Iterator[Problem]:
             "set it once, in group_vars/all",
             tuple(keys),
         )
+
+
+def _check_scheduler_token(site: _Site) -> Iterator[Problem]:
+    """It may be left out: then nobody changes a scheduler's state over the network."""
+    for host in site.groups["gateways"]:
+        value = _variables(site, host).get("scheduler_api_token")
+        if value is None or value == "":
+            continue
+        wrong = _wrong_secret(value)
+        if wrong is None and len(value) < SHORTEST_TOKEN:
+            wrong = f"text of fewer than {SHORTEST_TOKEN} characters"
+        if wrong:
+            yield Problem(
+                "scheduler_api_token",
+                f"a secret token of {SHORTEST_TOKEN} or more visible ASCII characters, or none",
+                wrong,
+                "set it in group_vars/all from a vault or a file outside the repository (openssl rand -hex 32)",
+                (host,),
+            )
 
 
 def _check_clients(site: _Site) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import uvloop
 
@@ -58,11 +58,23 @@ class Load:
                 "stream": True,
             }
         ).encode()
-        return (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self.address}:{self.port}\r\n"
-            f"Authorization: Bearer {self.key}\r\nX-Request-Id: {request_id}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
+        return post("/v1/chat/completions", f"{self.address}:{self.port}", self.key, request_id, body)
+
+
+class Timed(NamedTuple):
+    """One request of a trace: seconds from the trace's begin, its id, and its bytes."""
+
+    at: float
+    request_id: str
+    request: bytes
+
+
+def post(path: str, host: str, key: str, request_id: str, body: bytes) -> bytes:
+    """The bytes of a request with a JSON body."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\nX-Request-Id: {request_id}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
 
 
 class _Stream(asyncio.Protocol):
@@ -130,6 +142,12 @@ class _Stream(asyncio.Protocol):
         self.closing = True
         self._finish(f"connection closed after {self.outcome.chunks if self.outcome else 0} chunks: {exc}")
 
+    def leave(self) -> None:
+        """Go away; what has come of an answer that has begun stands as it is."""
+        if self.outcome is not None:
+            self._finish("" if self.outcome.chunks else "no chunk in time")
+        self.transport.abort()
+
     def _finish(self, error: str) -> None:
         if self.done is not None and not self.done.done():
             assert self.outcome is not None
@@ -188,6 +206,40 @@ async def send(
         return stopped() or time.monotonic() >= end
 
     await asyncio.gather(*(_client(load, number, over, outcomes) for number in range(load.streams)))
+    return outcomes
+
+
+async def replay(address: str, port: int, trace: Sequence[Timed], seconds: float, patience: float) -> list[Outcome]:
+    """Send each request at its time, on a connection of its own, whatever became of the others.
+
+    The clients stay for `seconds` from the trace's begin, and up to `patience` seconds more until each has a chunk of
+    its answer or has failed; then they leave. A request's `started` is when it was due: a client that is late itself
+    hides nothing.
+    """
+    loop = asyncio.get_running_loop()
+    begun, begun_at = loop.time(), time.time()
+    streams: list[_Stream] = []
+
+    async def client(timed: Timed) -> Outcome:
+        await asyncio.sleep(begun + timed.at - loop.time())
+        due = begun_at + timed.at
+        try:
+            _unused, stream = await asyncio.wait_for(loop.create_connection(_Stream, address, port), patience)
+        except (OSError, asyncio.TimeoutError) as error:
+            return Outcome(due, ended=time.time(), error=f"no connection: {error}")
+        streams.append(stream)
+        outcome, ended = stream.send(timed.request, timed.request_id, expected=1)
+        outcome.started = due
+        ended.add_done_callback(lambda _unused: stream.transport.close())
+        return outcome
+
+    outcomes = await asyncio.gather(*(client(timed) for timed in trace))
+    await asyncio.sleep(begun + seconds - loop.time())
+    end = loop.time() + patience
+    while loop.time() < end and not all(outcome.chunks or outcome.ended for outcome in outcomes):
+        await asyncio.sleep(0.05)
+    for stream in streams:
+        stream.leave()
     return outcomes
 
 

@@ -184,6 +184,11 @@ def test_example_inventory_only_lacks_addresses_and_secrets(controller: Any) -> 
     (controller.root / "inventory.yml").symlink_to(CHECKOUT / "inventories" / "example")
     run = site_yml(controller)
     assert run.returncode == 2
-    assert "Preflight found 3 problems" in run.stdout
-    for text in ("1. ansible_host of cpu-c1", "2. edge_api_keys[0].key of gw1, gw2", "3. vllm_api_key of gpu-a1"):
+    assert "Preflight found 4 problems" in run.stdout
+    for text in (
+        "1. ansible_host of cpu-c1",
+        "2. edge_api_keys[0].key of gw1, gw2",
+        "3. scheduler_api_token of gw1, gw2",
+        "4. vllm_api_key of gpu-a1",
+    ):
         assert text in run.stdout

@@ -15,7 +15,7 @@ ROLES = Path(__file__).resolve().parents[3] / "roles"
 TASK_FILES = ("main.yml", "measure.yml", "apply.yml", "verify.yml", "rollback.yml")
 OPERATION_STATE = "ringmaster.inference.operation_state"
 # Secrets of the site that roles are given through their own variables (docs/conventions.md, "Inventory").
-SITE_SECRETS = frozenset({"vllm_api_key", "edge_api_keys"})
+SITE_SECRETS = frozenset({"vllm_api_key", "edge_api_keys", "scheduler_api_token"})
 BLOCK_PARTS = ("block", "rescue", "always")
 
 

@@ -192,6 +192,23 @@ def test_each_mistake_in_a_secret_is_named(value: Any, says: str) -> None:
         assert_named(changed(["gw1"], "edge_api_keys", clients), "edge_api_keys[0].key", ["gw1"], says)
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("CHANGE_ME", "a placeholder"),
+        ("fifteen-letters", "fewer than 16 characters"),
+        (Unreadable("a lookup"), "a lookup"),
+    ],
+)
+def test_each_mistake_in_the_token_of_the_schedulers_is_named(value: Any, says: str) -> None:
+    assert_named(changed(["gw1"], "scheduler_api_token", value), "scheduler_api_token", ["gw1"], says)
+
+
+@pytest.mark.parametrize("value", [None, "", "a-token-of-the-schedulers"])
+def test_token_of_the_schedulers_may_be_left_out(value: str | None) -> None:
+    assert changed(["gw1"], "scheduler_api_token", value) == []
+
+
 def test_one_engine_key_for_all() -> None:
     problems = changed(["gw1"], "vllm_api_key", "another-key")
     assert_named(problems, "vllm_api_key", ["gpu-a1", "gpu-b1", "gw1", "gw2"], "one key for all")

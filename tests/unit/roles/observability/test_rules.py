@@ -100,6 +100,14 @@ CASES = [
         {"host": "gw1", "proxy": "pool_chat"},
         0.05,
     ),
+    Case(
+        "EdgeLosesLogLines",
+        [series("haproxy_process_dropped_logs_total", HAPROXY, "0x5 3x60")],
+        "25s",
+        "60s",
+        HAPROXY,
+        3,
+    ),
     Case("SchedulerDown", [series("up", SCHEDULER, "1x5 0x60")], "40s", "50s", SCHEDULER),
     Case(
         "SchedulerMembersStale",
@@ -138,6 +146,7 @@ WELL = [
     series("vllm:generation_tokens_total", VLLM, "0x50 0+4000x100 400000x50"),
     series("vllm:prompt_tokens_total", VLLM, "0x50 0+9000x100 900000x50"),
     *time_to_first_token(1000, of=1000),
+    series("haproxy_process_dropped_logs_total", HAPROXY, "3x200"),
     series("haproxy_backend_active_servers", POOL, "1x200"),
     series("haproxy_server_status", SERVER, "0x200"),
     series("haproxy_server_status", {**SERVER, "state": "UP"}, "1x200"),
