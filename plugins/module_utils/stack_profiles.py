@@ -122,7 +122,8 @@ _PROFILE = Section(
             optional=("suites", "components", "module_stream"),
             name=_NAME,
             type=_choice("deb", "rpm"),
-            url=_text(r"(https?|file)://\S+", "an address that begins with https://, http:// or file://"),
+            # Null: the distribution's own archive, wherever the host's apt finds it.
+            url=_or_none(_text(r"(https?|file)://\S+", "an address that begins with https://, http:// or file://")),
             suites=Items(_text(r"\S+", "a suite"), least=1),
             components=Items(_text(r"\S+", "a component")),
             key=_text(r"(https?|file)://\S+|/\S+", "an address or a path"),
@@ -243,6 +244,10 @@ def _meanings(profile: Mapping[str, Any]) -> list[str]:
     for index, repository in enumerate(profile["repositories"]):
         if repository["type"] != kind:
             problems.append(f"repositories[{index}].type: expected {kind} for {profile['os']['family']}")
+        if repository["type"] == "rpm" and repository["url"] is None:
+            problems.append(
+                f"repositories[{index}].url: expected an address; null stands for suites of apt's sources only"
+            )
         if repository["type"] == "deb" and "suites" not in repository:
             problems.append(f"repositories[{index}].suites: is missing")
         if names.count(repository["name"]) > 1:
@@ -275,6 +280,11 @@ def packages(profile: Mapping[str, Any], operation: str) -> dict[str, str | None
         "driver": (profile["driver"], profile["fabric_manager"]),
     }.get(operation, (profile[operation],))
     return {name: version for section in sections if section for name, version in section["packages"].items()}
+
+
+def operations_of(profile: Mapping[str, Any]) -> dict[str, str]:
+    """The operation of each package that a profile names."""
+    return {name: operation for operation in OPERATIONS for name in packages(profile, operation)}
 
 
 def for_kernel(profile: Mapping[str, Any], release: str) -> dict[str, Any]:

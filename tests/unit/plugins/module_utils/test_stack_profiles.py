@@ -91,6 +91,16 @@ def test_repository_of_the_other_family_is_refused() -> None:
     ]
 
 
+def test_archive_of_the_distribution_has_no_address_where_apt_finds_it() -> None:
+    accepted = validate(profile("debian12-r535"))
+    assert [repository["url"] for repository in accepted["repositories"]] == [None, None]
+    other = profile("el9-r580")
+    other["repositories"][1]["url"] = None
+    assert complaints(other) == [
+        "repositories[1].url: expected an address; null stands for suites of apt's sources only"
+    ]
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
