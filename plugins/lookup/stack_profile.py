@@ -79,14 +79,12 @@ class LookupModule(LookupBase):  # type: ignore[misc] # ansible carries no types
     def run(self, terms: list[str], variables: Any = None, **kwargs: Any) -> list[dict[str, Any]]:
         self.set_options(var_options=variables, direct=kwargs)
         directories = [Path(directory) for directory in self.get_option("directories")] + [SHIPPED]
-        names = terms or sorted({path.stem for directory in directories for path in directory.glob(f"*{SUFFIX}")})
-        return [self._profile(name, directories) for name in names]
+        return [self._profile(name, directories) for name in terms or known(directories)]
 
     def _profile(self, name: str, directories: list[Path]) -> dict[str, Any]:
         path = next((each for directory in directories if (each := directory / f"{name}{SUFFIX}").is_file()), None)
         if path is None or Path(name).name != name:
-            known = sorted({each.stem for directory in directories for each in directory.glob(f"*{SUFFIX}")})
-            raise AnsibleLookupError(f"Expected one of the profiles {', '.join(known)}. Found {name!r}.")
+            raise AnsibleLookupError(f"Expected one of the profiles {', '.join(known(directories))}. Found {name!r}.")
         document, overrides = load(path), self.get_option("overrides")
         try:
             profile = validate(overridden(document, overrides) if overrides else document)
@@ -110,6 +108,11 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _loader, node: node.value)
+
+
+def known(directories: list[Path]) -> list[str]:
+    """Names of all profiles in the directories."""
+    return sorted({path.stem for directory in directories for path in directory.glob(f"*{SUFFIX}")})
 
 
 def load(path: Path) -> Any:

@@ -35,7 +35,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree imp
 from ansible_collections.ringmaster.inference.plugins.module_utils.findings import Findings
 from ansible_collections.ringmaster.inference.plugins.module_utils.host_tuning import HostTuningReader
 from ansible_collections.ringmaster.inference.plugins.module_utils.stack_packages import OPERATIONS, owner
-from ansible_collections.ringmaster.inference.plugins.module_utils.stack_profiles import packages as of_profile
+from ansible_collections.ringmaster.inference.plugins.module_utils.stack_profiles import operations_of
 from ansible_collections.ringmaster.inference.plugins.module_utils.stack_versions import (
     compare,
     leading_numbers,
@@ -104,7 +104,7 @@ class DriverStackReader:
     def _packages(
         self, found: Findings, family: str | None, profile: Mapping[str, Any] | None
     ) -> tuple[dict[str, list[str]] | None, dict[str, Any]]:
-        listed = {name for operation in OPERATIONS for name in of_profile(profile, operation)} if profile else set()
+        listed = operations_of(profile) if profile else {}
         if family == "RedHat":
             command = ["rpm", "-qa", "--qf", r"%{NAME}\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\n"]
             answer = self.runner.run(command, timeout=_PACKAGE_TIMEOUT)
@@ -120,7 +120,7 @@ class DriverStackReader:
             if everything is None
             else {name: everything[name] for name in sorted(everything) if name in listed or owner(name) is not None}
         )
-        found.note("packages", None if mine is None else _by_operation(mine, profile), reason)
+        found.note("packages", None if mine is None else _by_operation(mine, listed), reason)
         return mine, self._held(family, mine, on_hold, reason)
 
     def _held(
@@ -456,9 +456,8 @@ class DriverStackReader:
 
 
 def _by_operation(
-    packages: Mapping[str, Sequence[str]], profile: Mapping[str, Any] | None
+    packages: Mapping[str, Sequence[str]], listed: Mapping[str, str]
 ) -> dict[str, dict[str, Sequence[str]]]:
-    listed = {name: operation for operation in OPERATIONS for name in of_profile(profile, operation)} if profile else {}
     return {
         operation: {
             name: versions for name, versions in packages.items() if (listed.get(name) or owner(name)) == operation

@@ -48,11 +48,8 @@ _ADVICE = {
     "--enable-chunked-prefill": "it is on by default in the V1 engine",
     "--disable-custom-all-reduce": "it turns off vLLM's own all-reduce, not NCCL's peer-to-peer transport",
 }
-_SUPERSEDED_SERVER = (
-    "vllm.entrypoints.api_server",
-    "0.23.0",
-    "0.26.0",
-)  # the last release that has it, and one without
+_DEMONSTRATION_SERVER = "vllm.entrypoints.api_server"
+_DEMONSTRATION_SERVER_GONE = "0.26.0"  # a release without it; 0.23.0 is the last that is known to have it
 _CUSTOM = "it is none of the engine's own, so a plugin has to bring it"
 _OLD_SERVER = "vllm.entrypoints.openai.api_server"
 
@@ -182,8 +179,8 @@ class _Judge:
 
     def program(self, line: CommandLine) -> Iterator[Verdict]:
         module = next((word for word in line.program if word.startswith("vllm.")), "")
-        if module == _SUPERSEDED_SERVER[0]:
-            gone = release(self.version) >= release(_SUPERSEDED_SERVER[2])
+        if module == _DEMONSTRATION_SERVER:
+            gone = release(self.version) >= release(_DEMONSTRATION_SERVER_GONE)
             yield Verdict(
                 module,
                 " ".join(line.program),
@@ -191,9 +188,9 @@ class _Judge:
                 refused=True,
                 expected="vllm serve MODEL",
                 reason="it was a server for demonstrations, without the OpenAI interface"
-                + (f", and is gone since {_SUPERSEDED_SERVER[2]} at the latest" if gone else ""),
+                + (f", and is gone since {_DEMONSTRATION_SERVER_GONE} at the latest" if gone else ""),
                 to_do="start the engine with vllm serve MODEL",
-                since=_SUPERSEDED_SERVER[2] if gone else "",
+                since=_DEMONSTRATION_SERVER_GONE if gone else "",
                 instead="vllm serve",
             )
         elif module == _OLD_SERVER:

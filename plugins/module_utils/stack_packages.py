@@ -43,7 +43,6 @@ _OWNERS: tuple[tuple[str, str | None], ...] = (
     ("doca-*", "rdma"),
     ("mlnx-*", "rdma"),
     ("kmod-mlnx-*", "rdma"),
-    ("kmod-mlnx-ofa_kernel*", "rdma"),
     ("ofed-scripts*", "rdma"),
     ("rdma-core*", "rdma"),
     ("ibverbs-*", "rdma"),

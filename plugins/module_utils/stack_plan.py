@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.stack_packages import plain_name
-from ansible_collections.ringmaster.inference.plugins.module_utils.stack_profiles import for_kernel
+from ansible_collections.ringmaster.inference.plugins.module_utils.stack_profiles import for_kernel, packages
 from ansible_collections.ringmaster.inference.plugins.module_utils.stack_versions import compare, fits
 
 # Step -> operation (role) that does it. Fabric Manager belongs to the driver, but starts only with its module loaded.
@@ -47,7 +47,7 @@ def plan(profile: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
     release = profile["kernel"]["release"] or running
     resolved = for_kernel(profile, release) if release else profile
     steps = [
-        _packages_step("kernel", resolved, _kernel_packages(resolved), found, _kernel_whys(resolved, found)),
+        _packages_step("kernel", resolved, packages(resolved, "kernel"), found, _kernel_whys(resolved, found)),
         _kernel_reboot(release, running),
         _packages_step("rdma", resolved, resolved["rdma"]["packages"], found, _rdma_whys(resolved, found)),
         _packages_step("driver", resolved, resolved["driver"]["packages"], found, _driver_whys(resolved, found)),
@@ -98,11 +98,6 @@ def lines(planned: Mapping[str, Any]) -> list[str]:
 
 def _section_packages(section: Mapping[str, Any] | None) -> Mapping[str, str | None] | None:
     return section["packages"] if section else None
-
-
-def _kernel_packages(profile: Mapping[str, Any]) -> dict[str, str | None]:
-    kernel = profile["kernel"]
-    return {**kernel["packages"], **(kernel["headers"] or {"packages": {}})["packages"]}
 
 
 def _packages_step(

@@ -23,7 +23,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.stack_package
     owner,
     plain_name,
 )
-from ansible_collections.ringmaster.inference.plugins.module_utils.stack_profiles import packages
+from ansible_collections.ringmaster.inference.plugins.module_utils.stack_profiles import operations_of, packages
 from ansible_collections.ringmaster.inference.plugins.module_utils.stack_versions import (
     compare,
     fits,
@@ -235,14 +235,9 @@ def check(
     at once. An error of the package manager comes first.
     """
     family = profile["os"]["family"]
-    mine = set(operations)
-    owners: dict[str, str] = {}
-    wanted: dict[str, str | None] = {}
-    for operation in OPERATIONS:
-        for name, version in packages(profile, operation).items():
-            owners[name] = operation
-            if operation in mine:
-                wanted[name] = version
+    mine = [operation for operation in OPERATIONS if operation in set(operations)]
+    owners = operations_of(profile)
+    wanted = {name: version for operation in mine for name, version in packages(profile, operation).items()}
     problems = [
         *(
             _problem(error, "look at the repositories, the key and the holds, then simulate again")
@@ -262,7 +257,7 @@ def check(
 
 
 def _forbidden(
-    change: Change, of: str | None, mine: set[str], wanted: Mapping[str, str | None], profile: Mapping[str, Any]
+    change: Change, of: str | None, mine: Collection[str], wanted: Mapping[str, str | None], profile: Mapping[str, Any]
 ) -> list[dict[str, str]]:
     name, family = plain_name(change.name), profile["os"]["family"]
     did = f"would {change.action} {change.name}"
@@ -316,7 +311,7 @@ def _missing(
 
 def along(transaction: Transaction, profile: Mapping[str, Any]) -> list[str]:
     """Names of packages of no operation that would come along, or change."""
-    listed = {name for operation in OPERATIONS for name in packages(profile, operation)}
+    listed = operations_of(profile)
     names = {plain_name(change.name) for change in transaction.changes if change.action != "remove"}
     return sorted(name for name in names if name not in listed and owner(name) is None)
 
