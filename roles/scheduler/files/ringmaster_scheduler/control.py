@@ -169,7 +169,7 @@ class Control:
             self._pid = found.pid
             self._complaints.clear()
             self._closed.clear()
-        models = {pool_name(view.engine.model): view.engine.model for view in self._views()}
+        models = {pool_name(model): model for model in self._core.models}
         self._core.record_counts(
             {
                 # Whether one is drained is decided here, and a server that is named gets requests in spite of it.
@@ -215,9 +215,10 @@ class Control:
             weight = max(1, round(100 * view.weight))
             if row.weight != weight and row.up:
                 mends.append([f"set weight {server} {weight}"])
+        filled = {backend for backend, _unused in wanted}
         for (backend, name), row in rows.items():
             # An empty backend answers 503 to everybody: its last servers stay, whatever the members say.
-            if (backend, name) in wanted or backend not in {each[0] for each in wanted}:
+            if (backend, name) in wanted or backend not in filled:
                 continue
             if row.status != "MAINT":
                 self._closed.add((backend, name))

@@ -1079,6 +1079,11 @@ class DecisionCore:
             placements=state.placements,
         )
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of the members."""
+        return tuple(self._lines)
+
     def lines(self) -> list[LineView]:
         """Return the queue of every model."""
         return [
