@@ -258,7 +258,7 @@ async def test_haproxy_that_goes_away_and_comes_back(tmp_path: Path, caplog: pyt
 def real_haproxy(tmp_path: Path) -> Iterator[Path]:
     """A running HAProxy with one pool of two servers where nothing listens."""
     if HAPROXY is None:
-        pytest.skip("no haproxy")
+        pytest.fail("expected HAProxy, found none; to do: run the tests with tests/run/unit, which unpacks it")
     path = tmp_path / "admin.sock"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
