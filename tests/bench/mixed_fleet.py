@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import re
 import secrets
@@ -31,21 +30,23 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import NamedTuple
 
 import uvloop
 
-from rehearsal import faults, fleet, inventory, site
+from rehearsal import faults, site
 from rehearsal.checkout import Checkout
 from tests.bench.policies import POLICIES, SHORT, MakePolicy, check, join, percentile, play
+from tests.bench.rehearsed import rehearsed
 from tests.bench.simulator.engines import Engine
 from tests.bench.simulator.policies import RoundRobin
 from tests.bench.simulator.traces import Ask, bursts
 from tests.support import load
 from tests.support.ports import port_of, reserve_port
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 HAPROXY = ROOT / ".cache" / "tools" / "bin" / "haproxy-trixie"
@@ -163,15 +164,6 @@ def processor_times() -> tuple[float, float]:
     return sum(ticks) - idle, sum(ticks)
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that has to happen."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > end:
-            raise SystemExit(f"waited {PATIENCE:g} s in vain: {what}")
-        time.sleep(0.2)
-
-
 @contextlib.contextmanager
 def bare_haproxy(policy: str, members: Sequence[Member], key: str) -> Iterator[Way]:
     """HAProxy that does nothing but balance over the engines."""
@@ -182,7 +174,7 @@ def bare_haproxy(policy: str, members: Sequence[Member], key: str) -> Iterator[W
         configuration.write_text(BARE.format(port=way.port, policy=policy, servers=servers))
         process = subprocess.Popen([HAPROXY, "-db", "-f", configuration])
         try:
-            wait_until(lambda: accepts(way), "HAProxy listens")
+            wait_until(lambda: accepts(way), "HAProxy listens", PATIENCE)
             yield way
         finally:
             process.terminate()
@@ -212,7 +204,7 @@ def real_speed(checkout: Checkout, members: Sequence[Member]) -> Iterator[None]:
 
 def on_fleet(way: Way, model: str, trace: Sequence[Ask], members: Sequence[Member]) -> Figures:
     """Play a trace through a contender, once the fleet is idle."""
-    wait_until(lambda: not any(each.counters()[1] for each in members), "the fleet is idle")
+    wait_until(lambda: not any(each.counters()[1] for each in members), "the fleet is idle", PATIENCE)
     time.sleep(1)  # whoever counts requests has seen it too
     name = secrets.token_hex(6)
     source = random.Random(name)
@@ -326,12 +318,7 @@ def main() -> int:
     parser.add_argument("--bursts", type=int, default=15, help="bursts of the trace, 3.5 s each")
     parser.add_argument("--seed", type=int, default=1, help="another trace of the same kind")
     options = parser.parse_args()
-    state = Path(os.environ.get("RINGMASTER_REHEARSAL_STATE", ROOT / ".rehearsal"))
-    checkout = Checkout(ROOT, ROOT / "inventories" / "rehearsal", state)
-    addresses = fleet.addresses(checkout)
-    hosts = inventory.read(checkout)
-    gateway = hosts.groups["gateways"][0]
-    model = next(iter(hosts.variables[gateway]["ringmaster_models"]))
+    checkout, addresses, hosts, gateway, model = found = rehearsed()
     members = [
         Member(
             host,
@@ -345,9 +332,7 @@ def main() -> int:
         for host in hosts.groups["engines"]
         for engine in hosts.variables[host]["vllm_engines"]
     ]
-    edge_key, engine_key = (
-        (checkout.state / "secrets" / name).read_text().strip() for name in ("edge_api_key", "vllm_api_key")
-    )
+    edge_key, engine_key = found.secret("edge_api_key"), found.secret("vllm_api_key")
 
     def trace(long_share: float) -> list[Ask]:
         asks = bursts(options.bursts, long=(4000, 8000), long_share=long_share, output=600, seed=options.seed)

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
-from rehearsal import fleet, inventory, site
-from rehearsal.checkout import Checkout
+from rehearsal import site
+from tests.bench.rehearsed import rehearsed
 from tests.support import load
 from tests.support.load import percentile
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
@@ -28,15 +24,16 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30)
     options = parser.parse_args()
-    state = Path(os.environ.get("RINGMASTER_REHEARSAL_STATE", ROOT / ".rehearsal"))
-    checkout = Checkout(ROOT, ROOT / "inventories" / "rehearsal", state)
-    addresses = fleet.addresses(checkout)
-    hosts = inventory.read(checkout)
-    gateway = hosts.groups["gateways"][0]
-    model = next(iter(hosts.variables[gateway]["ringmaster_models"]))
-    key = (checkout.state / "secrets" / "edge_api_key").read_text().strip()
+    fleet = rehearsed()
     started = time.time()
-    what = load.Load(addresses[gateway], site.PUBLIC_PORT, key, model, options.streams, options.seconds)
+    what = load.Load(
+        fleet.addresses[fleet.gateway],
+        site.PUBLIC_PORT,
+        fleet.secret("edge_api_key"),
+        fleet.model,
+        options.streams,
+        options.seconds,
+    )
     outcomes = load.run(what)
     seconds = time.time() - started
     failed = [outcome for outcome in outcomes if outcome.error]
@@ -44,12 +41,12 @@ def main() -> int:
     intervals = [interval * 1000 for outcome in whole for interval in outcome.intervals]
     first = [(outcome.first_chunk - outcome.started) * 1000 for outcome in whole]
     chunks = sum(outcome.chunks for outcome in whole)
-    print(f"{options.streams} streams for {options.seconds:g} s through {gateway}")
+    print(f"{options.streams} streams for {options.seconds:g} s through {fleet.gateway}")
     print(f"{len(outcomes)} requests, {len(failed)} failed, {chunks / seconds:.0f} chunks/s")
     print(f"first token: p50 {percentile(first, 0.5):.0f} ms, p99 {percentile(first, 0.99):.0f} ms")
     engines = {}
-    for engine in hosts.groups["engines"]:
-        url = f"http://{addresses[engine]}:8100/standin/intervals?since={started}"
+    for engine in fleet.hosts.groups["engines"]:
+        url = f"http://{fleet.addresses[engine]}:8100/standin/intervals?since={started}"
         engines[engine] = json.loads(urllib.request.urlopen(url, timeout=5).read())
     for share in ("p50", "p99"):
         at_client = percentile(intervals, int(share[1:]) / 100)

@@ -15,6 +15,7 @@ Everything is on loopback. Needs two cores, gcc, and what tests/run/tools unpack
 
 from __future__ import annotations
 
+import abc
 import argparse
 import contextlib
 import hashlib
@@ -26,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 import venv
 from collections.abc import Callable, Iterator
@@ -36,6 +36,7 @@ from typing import Any
 
 from ansible.plugins.loader import init_plugin_loader
 
+from tests.support.waiting import wait_until
 from tests.unit.edge.rendering import engine, members, render
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -120,15 +121,6 @@ def free_ports(count: int) -> int:
     raise SystemExit("no free ports")
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that has to happen."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > end:
-            raise SystemExit(f"waited {PATIENCE:g} s in vain: {what}")
-        time.sleep(0.1)
-
-
 def answers(port: int) -> bool:
     """Whether a gateway answers a request with 200."""
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "ping"}]}).encode()
@@ -171,14 +163,14 @@ def processor_us(process: subprocess.Popen[bytes]) -> float:
     return (int(fields[11]) + int(fields[12])) * 1e6 / os.sysconf("SC_CLK_TCK")
 
 
-class Gateway:
+class Gateway(abc.ABC):
     """A contender; `serving` gives its port and the processes that it is made of, by name."""
 
     name: str
 
+    @abc.abstractmethod
     def serving(self, folder: Path, first_engine: int) -> contextlib.AbstractContextManager[tuple[int, dict[str, Any]]]:
         """Start it and end it; it may be asked once it answers."""
-        raise NotImplementedError
 
     def decisions(self) -> dict[str, float]:
         """Decisions of a scheduler since it was started, by outcome."""
@@ -271,7 +263,9 @@ class Ringmaster(Gateway):
             started([self._program, "-db", "-f", str(haproxy)], folder / "log", GATEWAY_CORE) as process,
         ):
             wait_until(
-                lambda: answers(ports) and self.decisions().get("placed", 0) > 0, "the scheduler places a request"
+                lambda: answers(ports) and self.decisions().get("placed", 0) > 0,
+                "the scheduler places a request",
+                PATIENCE,
             )
             yield ports, {"HAProxy": process, "scheduler": scheduler}
 
@@ -350,7 +344,7 @@ def measure(gateway: Gateway, traffic: str, first_engine: int, seconds: float, f
     """One round of a contender: every workload once."""
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         with gateway.serving(Path(folder), first_engine) as (port, processes):
-            wait_until(lambda: answers(port), f"{gateway.name} answers")
+            wait_until(lambda: answers(port), f"{gateway.name} answers", PATIENCE)
             for name, workload in WORKLOADS.items():
                 used = {part: processor_us(process) for part, process in processes.items()}
                 before = gateway.decisions()
@@ -445,7 +439,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         command = [traffic, "engines", str(first_engine), str(ENGINES)]
         with started(command, Path(folder) / "log", LOAD_CORE):
-            wait_until(lambda: answers(first_engine), "the engines answer")
+            wait_until(lambda: answers(first_engine), "the engines answer", PATIENCE)
             for number in range(options.rounds):
                 for gateway in gateways:
                     print(f"round {number + 1} of {options.rounds}: {gateway.name}", flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,6 +88,14 @@ def bursts(
     return sorted(asks, key=lambda ask: ask.at)
 
 
+def _arrivals(source: random.Random, rate: float, seconds: float) -> Iterator[float]:
+    """When requests come that come at random, ``rate`` a second on average."""
+    now = source.expovariate(rate)
+    while now <= seconds:
+        yield now
+        now += source.expovariate(rate)
+
+
 def steady(
     rate: float,
     seconds: float,
@@ -98,13 +106,10 @@ def steady(
 ) -> list[Ask]:
     """Requests that come at random, ``rate`` a second on average."""
     source = random.Random(seed)
-    asks = []
-    now = 0.0
-    while True:
-        now += source.expovariate(rate)
-        if now > seconds:
-            return asks
-        asks.append(Ask(now, source.randint(*prompt), _output(source, output), source.choice(keys)))
+    return [
+        Ask(at, source.randint(*prompt), _output(source, output), source.choice(keys))
+        for at in _arrivals(source, rate, seconds)
+    ]
 
 
 def shared_prefixes(
@@ -122,11 +127,8 @@ def shared_prefixes(
     weights = [(rank + 1) ** -0.5 for rank in range(prefixes)]
     names = [f"prefix-{rank}" for rank in range(prefixes)]
     asks = []
-    now = 0.0
-    while True:
-        now += source.expovariate(rate)
-        if now > seconds:
-            return asks
+    for at in _arrivals(source, rate, seconds):
         prefix = source.choices(names, weights)[0]
         prompt = prefix_tokens + source.randint(*rest)
-        asks.append(Ask(now, prompt, _output(source, output), prefix=prefix, prefix_tokens=prefix_tokens))
+        asks.append(Ask(at, prompt, _output(source, output), prefix=prefix, prefix_tokens=prefix_tokens))
+    return asks
