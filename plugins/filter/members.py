@@ -55,6 +55,8 @@ _value:
     monitors:
       - {name: cpu-c1, address: 10.89.7.16}
     preprocessors: []
+    agents:
+      - {host: gpu-a1, address: 10.89.7.13, port: 8409}
 """
 
 from collections.abc import Callable, Mapping

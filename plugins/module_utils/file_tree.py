@@ -20,6 +20,7 @@ from collections.abc import Iterable
 # A kernel attribute is one page; the longest file read here (/proc/cmdline, ethtool-like lists) is far below this. A
 # longer one is refused: its beginning alone could be taken for the whole.
 LARGEST_FILE = 1 << 20
+_PIECE = 1 << 16  # bytes of one reading: a whole attribute of any kernel, whose pages have 64 KiB at most
 LARGEST_CPU = 1 << 16  # above the kernel's own limit on every architecture (NR_CPUS, 8192 on x86-64)
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}\Z")
@@ -152,19 +153,74 @@ class FileTree:
             pending += [piece for piece in reversed(target.split("/")) if piece]
         return os.path.join(self.root, *done)
 
-    def _read(self, path: str) -> bytes:
+    def _located(self, path: str) -> str:
         if "\0" in path:
             raise ValueError("a NUL byte in the path")
         # Under the machine's own root the kernel follows the links itself.
-        located = os.path.join("/", path) if self.root == "/" else self.locate(path)
-        # A pipe would keep the reader waiting for its other end, a device may do anything when it is opened.
-        if not stat.S_ISREG(os.stat(located).st_mode):
-            raise ValueError("not a regular file")
-        with open(located, "rb") as file:
-            content = file.read(LARGEST_FILE + 1)
+        return os.path.join("/", path) if self.root == "/" else self.locate(path)
+
+    def _read(self, path: str) -> bytes:
+        descriptor = _open(self._located(path))
+        try:
+            # Not through a file object, which takes most of the time: some readers come back every second.
+            content = piece = os.read(descriptor, _PIECE)
+            while piece and len(content) <= LARGEST_FILE:
+                piece = os.read(descriptor, _PIECE)
+                content += piece
+        finally:
+            os.close(descriptor)
         if len(content) > LARGEST_FILE:
             raise ValueError(f"longer than {LARGEST_FILE} bytes")
         return content
+
+
+class KeptFileTree(FileTree):
+    """A tree whose files stay open from one reading to the next, for those that read the same few of them for ever.
+
+    Reading an attribute of sysfs anew is then one system call instead of five. It is only for attributes as sysfs has
+    them, at most one page each; a device that was taken away, or a file that another one has replaced, is noticed, and
+    what is in its place is opened. Each path that was read holds a descriptor until :meth:`close`.
+    """
+
+    def __init__(self, root: str = "/") -> None:
+        super().__init__(root)
+        self._descriptors: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Give all descriptors back."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def _read(self, path: str) -> bytes:
+        descriptor = self._descriptors.get(path)
+        if descriptor is not None:
+            try:
+                content = os.pread(descriptor, _PIECE, 0)
+                # A file that was replaced lives on without a name; the kernel's own attributes answer ENODEV then.
+                if len(content) < _PIECE and os.fstat(descriptor).st_nlink:
+                    return content
+            except OSError:
+                pass
+            os.close(self._descriptors.pop(path))
+        descriptor = _open(self._located(path))
+        try:
+            content = os.pread(descriptor, _PIECE, 0)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if len(content) >= _PIECE:
+            os.close(descriptor)
+            raise ValueError(f"longer than {_PIECE} bytes")
+        self._descriptors[path] = descriptor
+        return content
+
+
+def _open(located: str) -> int:
+    """Open a file to read. Raises OSError, and ValueError for what is no file."""
+    # A pipe would keep the reader waiting for its other end, a device may do anything when it is opened.
+    if not stat.S_ISREG(os.stat(located).st_mode):
+        raise ValueError("not a regular file")
+    return os.open(located, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def parse_integer(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.cards import card_model
@@ -127,6 +127,31 @@ READINGS = (
     "processes",
 )
 
+VITALS = (
+    "utilization_percent",
+    "temperature_celsius",
+    "power_watts",
+    "clock_event_reasons",
+    "sm_clock_mhz",
+    "sm_clock_max_mhz",
+    "ecc_corrected_volatile",
+    "ecc_uncorrected_volatile",
+    "remapped_rows_corrected",
+    "remapped_rows_uncorrected",
+    "remapped_rows_pending",
+    "remapped_rows_failed",
+    "pcie_width",
+    "pcie_width_max",
+    "pcie_generation",
+    "pcie_generation_max",
+    "pcie_replay_counter",
+    "recovery_action",
+)
+# nvmlEccCounterType_t in nvml.h.
+_ECC_COUNTERS = {"volatile": 0, "aggregate": 1}
+_LARGEST_CLOCK = 100_000  # MHz, more than any card has
+_SM_CLOCK = 1  # nvmlClockType_t: the clock of the streaming multiprocessors
+
 
 class UnknownGpuError(GpuError):
     """A card was asked for that the host does not have."""
@@ -138,6 +163,8 @@ class GpuReader:
     def __init__(self, nvml: Nvml, files: FileTree) -> None:
         self.nvml = nvml
         self.files = files
+        # What does not change while a card has its uuid, for `vitals`: field → reading, by uuid.
+        self._constants: dict[str, dict[str, Reading]] = {}
 
     def system(self) -> dict[str, Any]:
         """``{driver_version, nvml_version, count, unknown}``. Raises NvmlUnavailableError."""
@@ -182,6 +209,38 @@ class GpuReader:
             "unread": facts.failed,
         }
 
+    def vitals(self, index: int) -> dict[str, Any]:
+        """What tells of a card's health and changes by itself, for those that ask every second.
+
+        ``{index, uuid, pci_address, model, state, unknown, unread}`` and the fields of VITALS. Where the card is and
+        what it is called, and its greatest clock and link, are asked anew only if another uuid answers for this index.
+        """
+        self.nvml.open()
+        facts = Facts()
+        facts.values["index"] = index
+        handle = self.nvml.call("nvmlDeviceGetHandleByIndex", index)
+        if handle.reason:
+            for field in (*IDENTITY[1:4], *VITALS):
+                facts.put(field, handle)
+            codes = {handle.code}
+        else:
+            codes = self._read_vitals(facts, handle.value)
+        return {**facts.values, "state": _state(handle, codes), "unknown": facts.unknown, "unread": facts.failed}
+
+    def _read_constants(self, handle: Any, uuid: str | None) -> dict[str, Reading]:
+        known = self._constants.get(uuid or "")
+        if known is None:
+            call = self.nvml.call
+            known = {
+                "pci_address": as_address(call("nvmlDeviceGetPciInfo", handle)),
+                "model": as_text(call("nvmlDeviceGetName", handle)),
+                "sm_clock_max_mhz": as_integer(call("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK), 1, _LARGEST_CLOCK),
+                **self._pcie_maxima(handle),
+            }
+            if uuid is not None and not any(reading.failed for reading in known.values()):
+                self._constants[uuid] = known
+        return known
+
     def _identity(self, facts: Facts, index: int, handle: Reading) -> set[int | None]:
         facts.values["index"] = index
         if handle.reason:
@@ -206,8 +265,7 @@ class GpuReader:
         memory = call("nvmlDeviceGetMemoryInfo", handle)
         for name in ("total", "used", "free"):
             facts.put(f"memory_{name}_bytes", as_integer(member(memory, name)))
-        utilization = call("nvmlDeviceGetUtilizationRates", handle)
-        facts.put("utilization_percent", as_integer(member(utilization, "gpu"), most=100))
+        self._read_utilization(facts, handle)
         facts.put("performance_state", as_integer(call("nvmlDeviceGetPerformanceState", handle), most=15))
 
         more = self.nvml.fields(handle, [FIELD_MEMORY_TEMPERATURE, FIELD_RECOVERY_ACTION])
@@ -224,35 +282,82 @@ class GpuReader:
         limits = call("nvmlDeviceGetPowerManagementLimitConstraints", handle)
         facts.put("power_limit_min_watts", as_watts(element(limits, 0)))
         facts.put("power_limit_max_watts", as_watts(element(limits, 1)))
-        reasons = self.nvml.first(
-            ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), handle
-        )
-        facts.put("clock_event_reasons", _as_clock_event_reasons(reasons))
+        self._read_clock_event_reasons(facts, handle)
 
         self._read_mode(facts, "ecc", call("nvmlDeviceGetEccMode", handle))
-        # nvmlMemoryErrorType_t: 0 corrected, 1 uncorrected; nvmlEccCounterType_t: 0 volatile, 1 aggregate.
-        for kind, kind_name in ((0, "corrected"), (1, "uncorrected")):
-            for counter, counter_name in ((0, "volatile"), (1, "aggregate")):
-                errors = call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)
-                facts.put(f"ecc_{kind_name}_{counter_name}", as_integer(errors))
+        self._read_ecc_errors(facts, handle, ("volatile", "aggregate"))
 
         self._read_mode(facts, "mig", call("nvmlDeviceGetMigMode", handle))
         self._read_remapped_rows(facts, handle)
+        histogram = call("nvmlDeviceGetRowRemapperHistogram", handle)
+        banks = {name: as_integer(member(histogram, name)) for name in ("max", "high", "partial", "low", "none")}
+        odd = [reading for reading in banks.values() if reading.reason]
+        facts.put("remap_banks", odd[0] if odd else Reading({name: bank.value for name, bank in banks.items()}))
         # nvmlPageRetirementCause_t: 0 several single-bit errors, 1 a double-bit error.
         for cause, name in ((0, "single_bit"), (1, "double_bit")):
             pages = self.nvml.first(("nvmlDeviceGetRetiredPages_v2", "nvmlDeviceGetRetiredPages"), handle, cause)
             facts.put(f"retired_pages_{name}", _as_length(pages))
         facts.put("retired_pages_pending", as_flag(call("nvmlDeviceGetRetiredPagesPendingStatus", handle)))
 
-        facts.put("pcie_width", _as_width(call("nvmlDeviceGetCurrPcieLinkWidth", handle)))
-        facts.put("pcie_width_max", _as_width(call("nvmlDeviceGetMaxPcieLinkWidth", handle)))
-        facts.put("pcie_generation", as_integer(call("nvmlDeviceGetCurrPcieLinkGeneration", handle), 1, 15))
-        facts.put("pcie_generation_max", as_integer(call("nvmlDeviceGetMaxPcieLinkGeneration", handle), 1, 15))
-        facts.put("pcie_replay_counter", as_integer(call("nvmlDeviceGetPcieReplayCounter", handle)))
-
+        self._read_pcie(facts, handle, self._pcie_maxima(handle))
         facts.put("persistence_mode", as_flag(call("nvmlDeviceGetPersistenceMode", handle)))
         facts.put("recovery_action", _as_recovery_action(more[1]))
         facts.put("processes", self._processes(handle))
+
+    def _read_vitals(self, facts: Facts, handle: Any) -> set[int | None]:
+        """Identity and the fields of VITALS; gives the return codes that tell a lost card."""
+        call = self.nvml.call
+        uuid = as_text(call("nvmlDeviceGetUUID", handle))
+        constants = self._read_constants(handle, facts.put("uuid", uuid))
+        for field in ("pci_address", "model"):
+            facts.put(field, constants[field])
+        utilization = self._read_utilization(facts, handle)
+        temperature = self._temperature(handle)
+        facts.put("temperature_celsius", _as_celsius(temperature))
+        facts.put("power_watts", as_watts(call("nvmlDeviceGetPowerUsage", handle)))
+        reasons = self._read_clock_event_reasons(facts, handle)
+        clock = call("nvmlDeviceGetClockInfo", handle, _SM_CLOCK)
+        facts.put("sm_clock_mhz", as_integer(clock, 1, _LARGEST_CLOCK))
+        facts.put("sm_clock_max_mhz", constants["sm_clock_max_mhz"])
+        self._read_ecc_errors(facts, handle, ("volatile",))
+        rows = self._read_remapped_rows(facts, handle)
+        self._read_pcie(facts, handle, constants)
+        facts.put("recovery_action", _as_recovery_action(self.nvml.fields(handle, [FIELD_RECOVERY_ACTION])[0]))
+        return {reading.code for reading in (uuid, utilization, temperature, reasons, clock, rows)}
+
+    def _read_utilization(self, facts: Facts, handle: Any) -> Reading:
+        utilization = self.nvml.call("nvmlDeviceGetUtilizationRates", handle)
+        facts.put("utilization_percent", as_integer(member(utilization, "gpu"), most=100))
+        return utilization
+
+    def _read_clock_event_reasons(self, facts: Facts, handle: Any) -> Reading:
+        reasons = self.nvml.first(
+            ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), handle
+        )
+        facts.put("clock_event_reasons", _as_clock_event_reasons(reasons))
+        return reasons
+
+    def _read_ecc_errors(self, facts: Facts, handle: Any, since: Iterable[str]) -> None:
+        # nvmlMemoryErrorType_t: 0 corrected, 1 uncorrected.
+        for kind, name in enumerate(("corrected", "uncorrected")):
+            for counter in since:
+                errors = self.nvml.call("nvmlDeviceGetTotalEccErrors", handle, kind, _ECC_COUNTERS[counter])
+                facts.put(f"ecc_{name}_{counter}", as_integer(errors))
+
+    def _pcie_maxima(self, handle: Any) -> dict[str, Reading]:
+        call = self.nvml.call
+        return {
+            "pcie_width_max": _as_width(call("nvmlDeviceGetMaxPcieLinkWidth", handle)),
+            "pcie_generation_max": as_integer(call("nvmlDeviceGetMaxPcieLinkGeneration", handle), 1, 15),
+        }
+
+    def _read_pcie(self, facts: Facts, handle: Any, maxima: Mapping[str, Reading]) -> None:
+        call = self.nvml.call
+        facts.put("pcie_width", _as_width(call("nvmlDeviceGetCurrPcieLinkWidth", handle)))
+        facts.put("pcie_width_max", maxima["pcie_width_max"])
+        facts.put("pcie_generation", as_integer(call("nvmlDeviceGetCurrPcieLinkGeneration", handle), 1, 15))
+        facts.put("pcie_generation_max", maxima["pcie_generation_max"])
+        facts.put("pcie_replay_counter", as_integer(call("nvmlDeviceGetPcieReplayCounter", handle)))
 
     def _temperature(self, handle: Any) -> Reading:
         # The first of them goes away with CUDA 14, the second is not in drivers before 570. Sensor 0 is the GPU.
@@ -263,19 +368,21 @@ class GpuReader:
         facts.put(f"{name}_current", as_flag(element(answer, 0)))
         facts.put(f"{name}_pending", as_flag(element(answer, 1)))
 
-    def _read_remapped_rows(self, facts: Facts, handle: Any) -> None:
-        rows = self.nvml.call("nvmlDeviceGetRemappedRows", handle)
-        histogram = self.nvml.call("nvmlDeviceGetRowRemapperHistogram", handle)
-        if facts.values["mig_current"] and rows.reason:
+    def _read_remapped_rows(self, facts: Facts, handle: Any) -> Reading:
+        rows = told = self.nvml.call("nvmlDeviceGetRemappedRows", handle)
+        if rows.reason and self._mig(facts, handle):
             # A card that can be partitioned has a row remapper; NVML only does not tell of it meanwhile.
             rows = Reading(reason="NVML does not tell remapped rows while MIG is on", code=NOT_SUPPORTED)
         facts.put("remapped_rows_corrected", as_integer(element(rows, 0)))
         facts.put("remapped_rows_uncorrected", as_integer(element(rows, 1)))
         facts.put("remapped_rows_pending", as_flag(element(rows, 2)))
         facts.put("remapped_rows_failed", as_flag(element(rows, 3)))
-        banks = {name: as_integer(member(histogram, name)) for name in ("max", "high", "partial", "low", "none")}
-        odd = [reading for reading in banks.values() if reading.reason]
-        facts.put("remap_banks", odd[0] if odd else Reading({name: bank.value for name, bank in banks.items()}))
+        return told
+
+    def _mig(self, facts: Facts, handle: Any) -> bool:
+        if "mig_current" in facts.values:
+            return bool(facts.values["mig_current"])
+        return bool(as_flag(element(self.nvml.call("nvmlDeviceGetMigMode", handle), 0)).value)
 
     def _processes(self, handle: Any) -> Reading:
         found: dict[tuple[int, str], dict[str, Any]] = {}
@@ -368,15 +475,20 @@ def ask(call: Call, method: str, index: int) -> dict[str, Any]:
     try:
         card: dict[str, Any] = call(method, index)
     except NoAnswerError as error:
-        fields = IDENTITY[1:]
-        return {
-            "index": index,
-            **dict.fromkeys(fields),
-            "state": "no_answer",
-            "unknown": dict.fromkeys(fields, str(error)),
-            "reason": str(error),
-        }
+        return no_answer(index, str(error))
     return card
+
+
+def no_answer(index: int, reason: str) -> dict[str, Any]:
+    """A card that gave no answer, with nothing known of it but its index."""
+    fields = IDENTITY[1:]
+    return {
+        "index": index,
+        **dict.fromkeys(fields),
+        "state": "no_answer",
+        "unknown": dict.fromkeys(fields, reason),
+        "reason": reason,
+    }
 
 
 def place(cards: list[dict[str, Any]], files: FileTree) -> None:

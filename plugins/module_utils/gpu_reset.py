@@ -51,6 +51,9 @@ HARMLESS_XIDS = frozenset({13, 31, 43, 45})
 ANSWERING = ("answers", "reset_required")
 
 PERSISTENCE_DAEMON = "nvidia-persistenced.service"
+AGENT = "ringmaster-agent.service"
+# Units that hold every card where they run, and that need not be named: stopped in this order, after those that are.
+HOLDERS = (AGENT, PERSISTENCE_DAEMON)
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
@@ -387,10 +390,10 @@ def _may_join(one: Card, other: Card) -> bool:
 
 
 def services_to_stop(services: Sequence[str], units: Mapping[str, Unit]) -> tuple[str, ...]:
-    """The units to stop, in order: those asked for and what depends on them, as far as they run; last the daemon that
-    keeps persistence mode on, which holds every card."""
+    """The units to stop, in order: those asked for and what depends on them, as far as they run; then the node agent,
+    and last the daemon that keeps persistence mode on: both hold every card."""
     ordered: list[str] = []
-    for name in (*services, PERSISTENCE_DAEMON):
+    for name in (*services, *HOLDERS):
         _collect(name, units, ordered, ())
     return tuple(ordered)
 

@@ -18,7 +18,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree imp
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu import survey
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset import (
     FABRIC_MANAGER,
-    PERSISTENCE_DAEMON,
+    HOLDERS,
     Card,
     Facts,
     Link,
@@ -213,9 +213,9 @@ class SystemHost:
         return None if events is None else [event for event in events if event["this_boot"] is not False]
 
     def units(self, names: Sequence[str]) -> dict[str, Unit]:
-        """The units of those names, the persistence daemon, and all that stops with one of them."""
+        """The units of those names, those that hold every card, and all that stops with one of them."""
         units: dict[str, Unit] = {}
-        pending = [*names, PERSISTENCE_DAEMON]
+        pending = [*names, *HOLDERS]
         while pending:
             name = pending.pop()
             if name not in units:

@@ -17,6 +17,7 @@ SCHEMA = 1
 
 # vLLM takes this many sequences at a time if --max-num-seqs is not given (vLLM 0.32, serving on a GPU).
 DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_AGENT_PORT = 8409
 LARGEST_PORT = 65535
 
 
@@ -27,7 +28,8 @@ class MembersError(Exception):
 def members(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The members document, its lists sorted by name.
 
-    A host in group ``engines`` without ``vllm_engines`` contributes no engine.
+    A host in group ``engines`` without ``vllm_engines`` contributes no engine. Each host of that group has a node
+    agent, at port ``agent_http_port``, unless its ``ringmaster_agents`` is false.
 
     Raises:
         MembersError: if a variable the document needs is missing or of the wrong form.
@@ -43,6 +45,11 @@ def members(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[
             {"name": host, "address": address(host, _variables(host, group, hostvars))}
             for host in sorted(groups.get(group, ()))
         ]
+    document["agents"] = [
+        agent
+        for host in sorted(groups.get("engines", ()))
+        for agent in _agents(host, _variables(host, "engines", hostvars))
+    ]
     return document
 
 
@@ -93,6 +100,13 @@ def _engines(host: str, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [_engine(host, variables, engine, f"vllm_engines[{index}]") for index, engine in enumerate(engines)]
 
 
+def _agents(host: str, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    wanted = _truth(host, variables.get("ringmaster_agents", True), "ringmaster_agents")
+    port = variables.get("agent_http_port", DEFAULT_AGENT_PORT)
+    entry = {"host": host, "address": address(host, variables)}
+    return [{**entry, "port": _number(host, port, "agent_http_port", LARGEST_PORT)}] if wanted else []
+
+
 def _engine(host: str, variables: Mapping[str, Any], engine: Any, where: str) -> dict[str, Any]:
     if not isinstance(engine, Mapping):
         raise MembersError(f"{host}: {where} must be a mapping with name, model and port")
@@ -133,6 +147,15 @@ def _mapping(host: str, value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise MembersError(f"{host}: {what} must be a mapping, not {type(value).__name__}")
     return value
+
+
+def _truth(host: str, value: Any, what: str) -> bool:
+    # An INI inventory gives text.
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    known = words.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(known, bool):
+        raise MembersError(f"{host}: {what} must be true or false, not {value!r}")
+    return known
 
 
 def _number(host: str, value: Any, what: str, largest: int | None = None) -> int:

@@ -27,8 +27,10 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.gpu import (
 )
 from ansible_collections.ringmaster.inference.plugins.module_utils.nvml import (
     INVALID_ARGUMENT,
+    NOT_APPLICABLE,
     NOT_SUPPORTED,
     Facts,
+    Nvml,
     Reading,
     as_integer,
 )
@@ -50,6 +52,11 @@ ERROR_COUNTERS = {
 
 FIELD_LINK_COUNT = 91
 FIELD_SPEED = 164  # with the link as its scope
+FIELD_STATE = 165  # with the link as its scope
+# NVML_FI_DEV_NVLINK_…_ERROR_COUNT_TOTAL of flow control CRC, data CRC, replay and recovery: the sum over all links.
+FIELDS_ERROR_TOTAL = (38, 45, 52, 59)
+# NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, …_RECOVERY, …_CRC, with the link as their scope: what newer cards count instead.
+FIELDS_LINK_ERRORS = (161, 162, 163)
 # NVML_FI_DEV_NVLINK_SPEED_MBPS_L0 … L11
 FIELD_SPEED_OF_LINK = (84, 85, 86, 87, 88, 89, 132, 133, 134, 135, 136, 137)
 MOST_LINKS = 64  # more than any card has, so that a broken answer does not ask for ever
@@ -57,6 +64,12 @@ MOST_LINKS = 64  # more than any card has, so that a broken answer does not ask 
 
 class NvlinkReader(GpuReader):
     """Reads the links of one card at a time."""
+
+    def __init__(self, nvml: Nvml, files: FileTree) -> None:
+        super().__init__(nvml, files)
+        self._link_counts: dict[int, int] = {}
+        self._without: set[int] = set()
+        self._link_errors: dict[int, dict[tuple[int, int], int]] = {}
 
     def links(self, index: int) -> dict[str, Any]:
         """`identity` and ``links``, a list, or None with the reason in ``unknown``."""
@@ -74,6 +87,72 @@ class NvlinkReader(GpuReader):
             for link, state in enumerate(states)  # by NVML's number
         ]
         return {**card, "links": links}
+
+    def health(self, index: int, model: str | None) -> dict[str, Any]:
+        """Whether the links of a card are up, and how many errors they counted, for those that ask every second.
+
+        ``{links, expected, bridge, down, errors, unknown}``: how many there are, how many a card of this `model` has,
+        whether they are up only if a bridge joins two cards, the numbers of those that are not up, and the sum of their
+        replays, recoveries and CRC errors since the driver was loaded. It takes one or two calls of NVML, whatever the
+        number of links. Raises NvmlUnavailableError.
+        """
+        self.nvml.open()
+        facts = Facts()
+        known = card_model(model)
+        expected = known.nvlinks if known else None
+        unknown = "it is not known for this model"
+        facts.put("expected", Reading(expected, "" if expected is not None else unknown))
+        facts.put("bridge", Reading(known.bridge) if known else Reading(reason=unknown))
+        handle = self.nvml.call("nvmlDeviceGetHandleByIndex", index)
+        if handle.reason:
+            for field in ("links", "down", "errors"):
+                facts.put(field, handle)
+            return {**facts.values, "unknown": facts.unknown}
+        none: tuple[list[Reading], list[Reading]] = ([], [])
+        states, totals = none if index in self._without else self._states_and_totals(handle.value, index)
+        if not states:
+            # Nothing plugs links into a card that runs, so that it need not be asked again.
+            self._without.add(index)
+        # As in `links`: a card that does not even tell of its first link tells of none.
+        failed = states[0] if len(states) == 1 and states[0].failed else None
+        facts.put("links", failed or Reading(len(states)))
+        facts.put("down", failed or _down(states))
+        facts.put("errors", failed or (self._errors(handle.value, index, totals) if states else Reading(0)))
+        return {**facts.values, "unknown": facts.unknown}
+
+    def _states_and_totals(self, handle: Any, index: int) -> tuple[list[Reading], list[Reading]]:
+        """State of each link and the totals of FIELDS_ERROR_TOTAL, in one call if the number of links is as before."""
+        before = self._link_counts.get(index, 0)
+        fields: list[int | tuple[int, int]] = [FIELD_LINK_COUNT, *FIELDS_ERROR_TOTAL]
+        answers = self.nvml.fields(handle, fields + [(FIELD_STATE, link) for link in range(before)])
+        totals, scoped = answers[1 : len(fields)], answers[len(fields) :]
+        count = as_integer(answers[0], most=MOST_LINKS)
+        if count.value == before and all(state.code not in (NOT_SUPPORTED, INVALID_ARGUMENT) for state in scoped):
+            return [_as_one_of(state, STATES) for state in scoped], totals
+        # Another number of links, or a driver that does not tell states by field.
+        states = self._states(handle)
+        self._link_counts[index] = count.value or 0
+        return states, totals
+
+    def _errors(self, handle: Any, index: int, totals: list[Reading]) -> Reading:
+        told = [as_integer(total) for total in totals if total.code not in NOT_APPLICABLE]
+        if told:
+            return next(
+                (total for total in told if total.reason), Reading(sum(total.value for total in told if total.value))
+            )
+        links = range(self._link_counts.get(index, 0))
+        fields = [(field, link) for link in links for field in FIELDS_LINK_ERRORS]
+        counted = self._link_errors.setdefault(index, {})
+        for field, answer in zip(fields, self.nvml.fields(handle, list(fields)) if fields else []):
+            number = as_integer(answer)
+            if number.failed:
+                return number
+            # A link that is down tells nothing; what it counted until then stays in the sum.
+            if not number.reason:
+                counted[field] = number.value
+        if not counted:
+            return Reading(reason="the driver counts no errors of this card's links", code=NOT_SUPPORTED)
+        return Reading(sum(counted.values()))
 
     def _states(self, handle: Any) -> list[Reading]:
         """A reading for each link. Without a count from the driver, the first that NVML does not know ends them."""
@@ -218,6 +297,13 @@ def _asymmetric(cards: list[dict[str, Any]]) -> dict[str | None, list[str]]:
             if there != back:
                 found.setdefault(one, []).append(f"{there} links to {other}, which has {back} links to it")
     return found
+
+
+def _down(states: list[Reading]) -> Reading:
+    """Numbers of the links that are not up; a link that sleeps while nothing is to be sent is up."""
+    down = [link for link, state in enumerate(states) if state.value not in ("active", "sleep")]
+    unread = next((state for state in states if state.reason), None)
+    return Reading(down) if unread is None else unread
 
 
 def _as_one_of(reading: Reading, names: dict[int, str]) -> Reading:

@@ -25,8 +25,7 @@ import select
 import signal
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
 
@@ -112,8 +111,7 @@ class NoAnswerError(Exception):
     """A reader's process gave no answer; the text says why, for people."""
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What one call gave: a value, or the reason why there is none and NVML's return code (None if not from NVML)."""
 
     value: Any = None
@@ -321,7 +319,9 @@ def as_text(reading: Reading) -> Reading:
         value = value.split(b"\0", 1)[0].decode("utf-8", "replace")
     if not isinstance(value, str):
         return Reading(reason=f"NVML gave {value!r}, which can't be")
-    text = "".join(each if each.isprintable() else "\ufffd" for each in value.split("\0", 1)[0].strip())
+    text = value.split("\0", 1)[0].strip()
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else "\ufffd" for each in text)
     return Reading(text) if text else Reading(reason="NVML gave an empty text", code=NO_DATA)
 
 

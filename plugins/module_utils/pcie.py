@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.counters import Baseline, Counted, growth
@@ -142,11 +143,21 @@ def parse_errors(text: str) -> tuple[dict[str, int], int | None, list[str]]:
     return counts, total, strange
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """A GPU (`kind` ``gpu``) or an adapter (``nic``), and the ports above it, the nearest first."""
+
+    address: str
+    kind: str
+    ports: tuple[str, ...]
+
+
 class PcieReader:
     """Reads the functions below ``/sys/bus/pci/devices`` of `tree`."""
 
     def __init__(self, tree: FileTree) -> None:
         self.tree = tree
+        self._totals: dict[str, tuple[bytes, int | None]] = {}
 
     def aspm_policy(self) -> str | None:
         """``default``, ``performance``, ``powersave`` or ``powersupersave``; None if it can't be read."""
@@ -185,6 +196,66 @@ class PcieReader:
                 if source != "unknown" and entry is not None:
                     _add_deltas(source, entry, grown.deltas, why_not)
             _add_error_problems(device)
+
+    def endpoints(self) -> list[Endpoint]:
+        """GPUs and RDMA adapters, in order of address; those that :meth:`devices` leaves out are left out here, too."""
+        return [
+            Endpoint(name, kind, tuple(self._ports_above(name)))
+            for name in self.tree.names(DEVICES)
+            if is_address(name)
+            and (kind := self._kind(name))
+            and (kind == "gpu" or self.tree.exists(f"{DEVICES}/{name}/infiniband"))
+        ]
+
+    def health(self, endpoint: Endpoint) -> dict[str, Any] | None:
+        """Error totals and link of a function, for those that ask every second; None if it is gone.
+
+        ``{kind, correctable, nonfatal, fatal, above_correctable, above_nonfatal, above_fatal, width, width_max, speed,
+        speed_max, unknown}``: the totals that the kernel gives for the function since it was enumerated, and their sums
+        over the ports above it that report errors; lanes and GT/s that the link has, and that the function and the port
+        above it both can.
+        """
+        base = f"{DEVICES}/{endpoint.address}"
+        if self.tree.data(f"{base}/class") is None:
+            return None
+        facts = Findings()
+        facts.note("kind", endpoint.kind)
+        for severity in SEVERITIES:
+            path = f"{base}/aer_dev_{severity}"
+            facts.note_file(severity, self._total(path), self.tree, path, "a total of errors")
+            found = {port: self._total(f"{DEVICES}/{port}/aer_dev_{severity}") for port in endpoint.ports}
+            known = [total for total in found.values() if total is not None]
+            # A port that does not report errors has no such file; one whose file can't be read leaves the sum unknown.
+            odd = [
+                port
+                for port, total in found.items()
+                if total is None and self.tree.complaint(f"{DEVICES}/{port}/aer_dev_{severity}") != "no such file"
+            ]
+            reason = f"that of {', '.join(odd)} can't be read" if odd else "no port above reports errors"
+            facts.note(f"above_{severity}", sum(known) if known and not odd else None, reason)
+        for prefix, ending in (("current", ""), ("max", "_max")):
+            # A function is not to be blamed for lanes that its slot does not have.
+            ports = endpoint.ports[:1] if ending else ()
+            path = f"{base}/{prefix}_link_width"
+            width = self._width(path)
+            slot = [self._width(f"{DEVICES}/{port}/max_link_width") for port in ports]
+            facts.note_file(f"width{ending}", _least(width, *slot), self.tree, path, "1 to 32 lanes")
+            path = f"{base}/{prefix}_link_speed"
+            speed = parse_speed(self.tree.text(path))
+            rate = [parse_speed(self.tree.text(f"{DEVICES}/{port}/max_link_speed")) for port in ports]
+            facts.note_file(f"speed{ending}", _least(speed, *rate), self.tree, path, "GT/s")
+        return facts.document()
+
+    def _total(self, path: str) -> int | None:
+        """The total of a file of error counters; taken apart only if the file is another one than at the last look."""
+        content = self.tree.data(path)
+        if content is None:
+            return None
+        known = self._totals.get(path)
+        if known is None or known[0] != content:
+            known = content, parse_errors(content.decode("utf-8", "replace"))[1]
+            self._totals[path] = known
+        return known[1]
 
     def _kind(self, name: str) -> str | None:
         class_code = self.tree.integer(f"{DEVICES}/{name}/class")
@@ -321,6 +392,11 @@ class PcieReader:
             entry.note("counts", counts)
             errors.note("root_port", entry.document() if counts else None, "; ".join(entry.unknown.values()))
         return errors.document()
+
+
+def _least(own: Any, *others: Any) -> Any:
+    """Return the least of a number and those of the others that are known; None where the own one is not."""
+    return None if own is None else min(number for number in (own, *others) if number is not None)
 
 
 def _less(value: float | None, other: float | None) -> bool | None:

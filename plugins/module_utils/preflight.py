@@ -52,6 +52,7 @@ PORTS = (
     Port("gateways", "scheduler_http_port", 8406),
     Port("gateways", "scheduler_spoe_port", 8407),
     Port("gateways", "scheduler_log_port", 8408),
+    Port("engines", "agent_http_port", 8409),
     Port("monitors", "observability_port", 9090),
 )
 

@@ -300,10 +300,16 @@ class RdmaReader:
             return None, answer.complaint or f"ethtool -S {port.netdev} ended with status {answer.status}"
         return formats.parse_ethtool_statistics(answer.output), ""
 
-    def sample(self, port: Port, ethernet: Mapping[str, int] | None = None) -> Sample:
-        """Counters of a port now, for a window. `ethernet` spares a call of ``ethtool`` where they were just read."""
+    def sample(
+        self, port: Port, ethernet: Mapping[str, int] | None = None, names: Iterable[str] | None = None
+    ) -> Sample:
+        """Counters of a port now, for a window. `ethernet` spares a call of ``ethtool`` where they were just read.
+
+        `names` limits the files of ``hw_counters`` that are read, to ``rdma_health.HARDWARE_COUNTERS`` for example.
+        """
         folder = f"{port.path}/hw_counters"
-        hardware = {name: self.tree.integer(f"{folder}/{name}") for name in self.tree.names(folder)}
+        wanted = self.tree.names(folder) if names is None else names
+        hardware = {name: self.tree.integer(f"{folder}/{name}") for name in wanted}
         if ethernet is None:
             ethernet = self.ethernet_counters(port)[0] or {}
         # A driver that is loaded again makes a new interface, and every new interface gets a new number.

@@ -152,9 +152,14 @@ def parse_ethtool_statistics(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, colon, value = line.strip().rpartition(":")
         number = parse_integer(value)
-        if colon and number is not None and number >= 0 and _PORT_STATISTIC.match(name):
+        if colon and number is not None and number >= 0 and is_port_statistic(name):
             found[name] = number
     return found
+
+
+def is_port_statistic(name: str) -> bool:
+    """Whether a counter of ``ethtool -S`` is about the port; the others are about single queues of the driver."""
+    return _PORT_STATISTIC.match(name) is not None
 
 
 def parse_ethtool_pause(text: str) -> tuple[bool | None, bool | None]:

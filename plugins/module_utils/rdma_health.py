@@ -44,6 +44,22 @@ WIDE_HARDWARE_COUNTERS = frozenset(
 )
 _QUEUE_COUNTER = 1 << 32
 
+# All counters that a judgement looks at; a sample needs no others.
+HARDWARE_COUNTERS = (
+    *SENDER_EVENTS,
+    *RECEIVER_EVENTS,
+    "out_of_buffer",
+    "rnr_nak_retry_err",
+    *sorted(WIDE_HARDWARE_COUNTERS),
+)
+ETHERNET_COUNTERS = (
+    SENDER_PACKETS,
+    RECEIVER_PACKETS,
+    *("rx_packets_phy", "rx_discards_phy", "rx_crc_errors_phy", "rx_symbol_err_phy"),
+    *(f"rx_prio{priority}_discards" for priority in range(8)),
+    *(f"{direction}_prio{priority}_pause_duration" for direction in ("rx", "tx") for priority in range(8)),
+)
+
 MEASURED, INSUFFICIENT, UNKNOWN = "measured", "insufficient_traffic", "unknown"
 _UNCOUNTED = "this card, function or driver does not count it"
 

@@ -4,8 +4,7 @@
 """Xids: what NVIDIA's driver writes into the kernel log about a card's faults, with meaning and action.
 
 :class:`XidReader` reads them from the journal since a cursor, else from the kernel's own ring. Nothing here imports
-Ansible. Sources of the table: NVIDIA's "XID Errors" (docs.nvidia.com/deploy/xid-errors) and "GPU Memory Error
-Management" (…/a100-gpu-mem-error-mgmt).
+Ansible. What a code means is in :mod:`.xid_table`.
 """
 
 from __future__ import annotations
@@ -22,72 +21,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree imp
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu import RECOVERY_ACTION_WORDS, RECOVERY_ACTIONS
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_health import RECOVERY
 from ansible_collections.ringmaster.inference.plugins.module_utils.nvml import pci_address
-
-# From harmless to grave.
-ACTIONS = (
-    "none",
-    "restart_application",
-    "watch",
-    "report",
-    "reset_later",
-    "drain",
-    "reset",
-    "reboot",
-    "power_cycle",
-)
-
-
-@dataclass(frozen=True)
-class Xid:
-    """What a code means, one of ACTIONS, and that action in words."""
-
-    meaning: str
-    action: str
-    to_do: str
-
-
-_STOPPED = Xid(
-    "an engine, the PMU or the GSP of the card stopped", "reset", "drain, reset the card; if it happens again, reboot"
-)
-_APPLICATION = "restart the application; if it happens across jobs, investigate the card"
-XIDS: dict[int, Xid] = {
-    13: Xid("an application made an engine fail", "restart_application", _APPLICATION),
-    31: Xid("an application made the memory management unit fault", "restart_application", _APPLICATION),
-    43: Xid("a channel was reset", "none", "none by itself; follow the Xid beside it"),
-    45: Xid("a channel was cleaned up", "none", "none by itself; follow the Xid beside it"),
-    **dict.fromkeys((46, 62, 109, 110, 119, 120, 136, 143, 155, 156, 158), _STOPPED),
-    48: Xid("a double-bit ECC error", "drain", "drain; follow the Xid 63, 64, 94 or 95 beside it"),
-    61: Xid("an internal microcontroller stopped (older cards)", "report", "report it"),
-    63: Xid(
-        "a memory row was remapped (T4: a page was retired)",
-        "reset_later",
-        "go on; reset the card at the next maintenance",
-    ),
-    64: Xid(
-        "remapping a memory row (T4: retiring a page) failed",
-        "reset",
-        "drain, reset the card, then run the field diagnostics that decide on its replacement",
-    ),
-    74: Xid(
-        "an NVLink error",
-        "drain",
-        "drain; look at the links' error counters (nvlink_info) and the card's seating; if it is repeated, ask support",
-    ),
-    79: Xid(
-        "the card has fallen off the bus",
-        "power_cycle",
-        "drain, power-cycle the host, check seating, power cables and PCIe; a GPU reset can't work",
-    ),
-    92: Xid("a high rate of single-bit ECC errors", "watch", "watch it"),
-    94: Xid(
-        "a contained ECC error: one application is hit",
-        "restart_application",
-        "restart the application, reset the card later",
-    ),
-    95: Xid("an uncontained ECC error", "reset", "drain, reset the card; reboot if that fails"),
-    140: Xid("an unrecoverable ECC error", "reset", "drain, reset the card; if it happens again, reboot"),
-    154: Xid("the recovery action that the driver recommends has changed", "report", "do what the line says"),
-}
+from ansible_collections.ringmaster.inference.plugins.module_utils.xid_table import XIDS
 
 FALLEN_OFF_THE_BUS = 79
 RECOVERY_ACTION_CHANGED = 154
@@ -98,6 +32,11 @@ _CODE = re.compile(r"([0-9]{1,9})(?:,|\s|\Z)")
 _FALLEN_LINE = re.compile(r"NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]{5,16}): GPU has fallen off the bus")
 _PROCESS = re.compile(r"pid=(?:'?<unknown>'?|([0-9]{1,10}))(?:, *name=([^,]*))?(?:, *|\Z)")
 _RECOVERY = re.compile(r"to (?:(0x[0-9a-fA-F]{1,8}|[0-9]{1,8}) *)?\(([^()]{1,60})\)")
+
+# Without --quiet, so that journalctl says if it may not show the kernel's lines.
+_JOURNALCTL = ("journalctl", "--no-pager", "--output=json", "--output-fields=MESSAGE")
+_MESSAGE_IN_BYTES = re.compile(rb'"MESSAGE"\s*:\s*\[')
+_CURSOR = re.compile(r"[A-Za-z0-9=;_.:-]{1,500}")
 
 LONGEST_MESSAGE = 1000
 """Characters of a line that are kept; the driver's own are far shorter."""
@@ -243,6 +182,17 @@ class XidReader:
             unknown["cursor"] = reason
         return {**nothing, "cursor": cursor or None, "gap": gap, "unknown": unknown}
 
+    def follow(self, cursor: str | None = None) -> list[str]:
+        """The command that tells the kernel's lines as they come, for ever: since the boot, or from `cursor` on.
+
+        The entry of the cursor itself comes first; if another one does, the journal no longer has it. What the command
+        prints, line by line, is for :func:`followed`. Raises ValueError for what is no cursor.
+        """
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise ValueError("what was given as cursor is none")
+        since = f"--cursor={cursor}" if cursor else "--boot"
+        return [*_JOURNALCTL, "--follow", "--no-tail", "_TRANSPORT=kernel", since]
+
     def _result(self, log: Log, source: str, start: str, gap: str | None) -> dict[str, Any]:
         boot = (self.files.boot_id() or "").replace("-", "").lower()
         events = []
@@ -267,8 +217,7 @@ class XidReader:
 
     def _journal(self, *arguments: str) -> Answer:
         return self.commands.run(
-            # Without --quiet, so that journalctl says if it may not show the kernel's lines.
-            ["journalctl", "--no-pager", "--output=json", "--output-fields=MESSAGE", *arguments],
+            [*_JOURNALCTL, *arguments],
             timeout=60,
         )
 
@@ -278,7 +227,7 @@ class XidReader:
         The entry itself is asked for as well: ``--after-cursor`` silently starts somewhere if it is gone. ``--dmesg``
         is of no use here, because it leaves out what was written before the last start.
         """
-        if not re.fullmatch(r"[A-Za-z0-9=;_.:-]{1,500}", cursor):
+        if not _CURSOR.fullmatch(cursor):
             return None, "what was given as cursor is none"
         lines: list[LogLine] = []
         count = 0
@@ -355,6 +304,29 @@ def entries(output: str) -> Iterator[LogLine]:
             realtime_microseconds=_count(entry.get("__REALTIME_TIMESTAMP")),
             since_boot_seconds=None if monotonic is None else monotonic / 1_000_000,
         )
+
+
+def followed(output: bytes, boot_id: str | None) -> tuple[dict[str, Any] | None, str]:
+    """The event that a line of :meth:`XidReader.follow` tells (None: none), as xid_info documents it, and a complaint.
+
+    The complaint is the text of a line that begins as an Xid line does and goes on otherwise; empty for all others.
+    """
+    # A storm of other lines must cost next to nothing. journald gives a message that is no UTF-8 as a list of bytes.
+    if b"NVRM:" not in output and not _MESSAGE_IN_BYTES.search(output):
+        return None, ""
+    for line in entries(output.decode("utf-8", "replace")):
+        try:
+            event = parse(line.message)
+        except ValueError as error:
+            return None, str(error)
+        if event is not None:
+            return _placed(event, line, (boot_id or "").replace("-", "").lower(), "journal"), ""
+    return None, ""
+
+
+def cursor_of(output: bytes) -> str | None:
+    """The cursor of a line of :meth:`XidReader.follow`; None if it has none."""
+    return next((line.cursor for line in entries(output.decode("utf-8", "replace"))), None)
 
 
 def attach(events: Iterable[dict[str, Any]], cards: Iterable[dict[str, Any]], reason: str = "") -> None:

@@ -54,7 +54,8 @@ options:
       - Units of systemd that use the card, in the order in which to stop them. They are started in the opposite order.
         One without a type is a service.
       - Only those that run are stopped and started again, with all units that depend on them.
-      - C(nvidia-persistenced.service) need not be named. It is stopped last and started first if it runs.
+      - C(ringmaster-agent.service), which reads the cards, and C(nvidia-persistenced.service) need not be named. If
+        they run, they are stopped last, in this order, and started first.
     type: list
     elements: str
     default: []

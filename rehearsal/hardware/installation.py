@@ -71,6 +71,9 @@ def archive(profile: str, host: str, addresses: Mapping[int, str], built: Path) 
         _add(tar, f"{PROGRAM}/rehearsal/__init__.py", (PACKAGE.parent / "__init__.py").read_bytes())
         _add(tar, f"{PROGRAM}/lldpad", LLDPAD.encode(), 0o755)
         _add(tar, f"usr/local/lib/{library.NAME}", library.compile_library(built).read_bytes(), 0o755)
+        ethtool = f"usr/local/lib/{library.ETHTOOL_NAME}"
+        _add(tar, ethtool, library.compile_ethtool(built).read_bytes(), 0o755)
+        _add(tar, "etc/ld.so.preload", f"/{ethtool}\n".encode())
         for folder, names in COMMANDS.items():
             for name in names:
                 _add(tar, f"{folder}/{name}", LAUNCHER.encode(), 0o755)

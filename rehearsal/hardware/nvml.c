@@ -51,6 +51,7 @@ typedef unsigned long long u64;
 struct device {
     int folder; /* number of the folder below gpus/: a card that is absent leaves a gap there, none in NVML */
     int file;   /* its /dev/nvidiaN, which NVML keeps open as long as it is in use; -1 where there is none */
+    unsigned links; /* of NVLink; their number is fixed */
 };
 
 struct pci_info {
@@ -192,6 +193,15 @@ static const char *of_link(const struct device *device, unsigned link, const cha
     return of(device, below);
 }
 
+static unsigned count_links(const struct device *device)
+{
+    unsigned count = 0;
+    u64 state;
+    while (count < MOST_LINKS && read_number(of_link(device, count, "state"), &state) == SUCCESS)
+        count++;
+    return count;
+}
+
 /* ---- entering a call --------------------------------------------------------------------------------------------- */
 
 static enum code injected(const char *function)
@@ -215,7 +225,9 @@ static enum code enter_device(const struct device *device, const char *function)
         return INVALID_ARGUMENT;
     while (number_or(of(device, "hang"), 0))
         usleep(50000);
-    usleep((useconds_t)(1000 * number_or(of(device, "busy_milliseconds"), 0)));
+    u64 busy = number_or(of(device, "busy_milliseconds"), 0);
+    if (busy)
+        usleep((useconds_t)(1000 * busy));
     if (number_or(of(device, "lost"), 0))
         return GPU_IS_LOST;
     return injected(function);
@@ -295,12 +307,13 @@ EXPORTED enum code nvmlInitWithFlags(unsigned flags)
         /* Cards are counted once, as the driver does when it is opened. */
         device_count = 0;
         for (int folder = 0; folder < MOST_GPUS; folder++) {
-            struct device candidate = {folder, -1};
+            struct device candidate = {folder, -1, 0};
             if (!number_or(of(&candidate, "present"), 0))
                 continue;
             char node[32];
             snprintf(node, sizeof node, "/dev/nvidia%u", (unsigned)number_or(of(&candidate, "minor_number"), 0));
             candidate.file = open(node, O_RDWR | O_CLOEXEC);
+            candidate.links = count_links(&candidate);
             devices[device_count++] = candidate;
         }
     }
@@ -1021,18 +1034,9 @@ EXPORTED enum code nvmlDeviceGetMaxMigDeviceCount(const struct device *device, u
 
 /* ---- NVLink ------------------------------------------------------------------------------------------------------ */
 
-static unsigned link_count(const struct device *device)
-{
-    unsigned count = 0;
-    u64 state;
-    while (count < MOST_LINKS && read_number(of_link(device, count, "state"), &state) == SUCCESS)
-        count++;
-    return count;
-}
-
 static enum code check_link(const struct device *device, unsigned link)
 {
-    unsigned count = link_count(device);
+    unsigned count = device->links;
     REQUIRE(count, NOT_SUPPORTED);
     return link < count ? SUCCESS : INVALID_ARGUMENT;
 }
@@ -1164,7 +1168,7 @@ EXPORTED enum code nvmlDeviceGetP2PStatus(const struct device *one, const struct
         return SUCCESS;
     *status = NO;
     REQUIRE(read_text(of(other, "pci_address"), address, sizeof address), UNKNOWN);
-    for (unsigned link = 0; link < link_count(one); link++) {
+    for (unsigned link = 0; link < one->links; link++) {
         if (check_active(one, link) != SUCCESS)
             continue;
         if (number_or(of_link(one, link, "remote_is_switch"), 0) ||
@@ -1188,7 +1192,7 @@ static enum code give_link_field(const struct device *device, unsigned link, con
 
 static enum code give_link_total(const struct device *device, const char *name, struct field_value *to)
 {
-    unsigned count = link_count(device);
+    unsigned count = device->links;
     REQUIRE(count, NOT_SUPPORTED);
     to->value.large = 0;
     for (unsigned link = 0; link < count; link++)
@@ -1268,7 +1272,7 @@ static enum code give_field(const struct device *device, struct field_value *to)
     switch (field) {
     case 91:
         to->type = TYPE_UNSIGNED;
-        to->value.number = link_count(device);
+        to->value.number = device->links;
         return SUCCESS;
     case 160:
         return give_link_total(device, LINK_ERRORS[ECC_DATA], to);

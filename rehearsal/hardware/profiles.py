@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rehearsal.hardware.commands import ethtool
 from rehearsal.hardware.state import TYPE_CHECKING, State
 
 if TYPE_CHECKING:
@@ -297,6 +298,7 @@ def write(name: str, state: State, host: str, cpus: int = 4) -> None:
     state.set("profile", name)
     state.update("driver", DRIVER)
     state.update("host", {**HOST, "cpus": cpus, "network_driver": profile.network_driver})
+    state.set("host/ethtool_counters", "\n".join(ethtool.LISTED))
     for command in ("dcb", "mlnx_qos"):
         state.set(f"host/commands/{command}", command in profile.commands)
     for function in profile.functions:

@@ -29,6 +29,8 @@ WITH_PFC = (
     *("tx_{}_pause", "tx_{}_pause_duration"),
 )
 ON = ("off", "on")
+# All of them, as ethtool.c reads them.
+LISTED = (*COUNTERS, *BY_PRIORITY, *(f"!{pattern}" for pattern in WITH_PFC))
 
 
 def run(arguments: list[str], machine: Machine) -> int:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-OPERATIONS = ("baseline", "fabric", "gpu", "registry", "vllm", "scheduler", "edge", "observability")
+OPERATIONS = ("baseline", "fabric", "gpu", "registry", "vllm", "agent", "scheduler", "edge", "observability")
 INVENTORY = """
 all:
   vars:
@@ -157,7 +157,7 @@ def test_rollback_of_an_unknown_operation_is_refused(site: Any, arguments: list[
     run = rollback_yml(site, *arguments)
     assert run.returncode == 2
     assert (
-        "Expected operation to be one of baseline, fabric, gpu, registry, vllm, scheduler, edge, observability."
+        "Expected operation to be one of baseline, fabric, gpu, registry, vllm, agent, scheduler, edge, observability."
         in run.stdout
     )
     assert journal(site) == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ansible_collections.ringmaster.inference.plugins.module_utils import file_tree
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import (
     FileTree,
+    KeptFileTree,
     format_cpus,
     natural_order,
     parse_choice,
@@ -274,3 +275,61 @@ def test_no_path_makes_a_reader_fail(path: str) -> None:
         tree.exists(path)
         tree.resolve(path)
         tree.complaint("/nowhere/" + path)
+
+
+def test_a_kept_file_is_read_anew_each_time(tmp_path: Path) -> None:
+    tree_with(tmp_path, count=b"1\n")
+    kept = KeptFileTree(str(tmp_path))
+    assert kept.integer("/sys/count") == 1
+    (tmp_path / "sys/count").write_bytes(b"22\n")  # in place, as an attribute changes
+    assert kept.integer("/sys/count") == 22
+    kept.close()
+    assert kept.integer("/sys/count") == 22
+    kept.close()
+
+
+def test_a_kept_file_that_another_one_replaced_is_left(tmp_path: Path) -> None:
+    tree_with(tmp_path, count=b"1\n")
+    kept = KeptFileTree(str(tmp_path))
+    assert kept.integer("/sys/count") == 1
+    fresh = tmp_path / "fresh"
+    fresh.write_bytes(b"2\n")
+    fresh.replace(tmp_path / "sys/count")
+    assert kept.integer("/sys/count") == 2
+    (tmp_path / "sys/count").unlink()
+    assert kept.integer("/sys/count") is None
+    assert kept.complaint("/sys/count") == "no such file"
+    (tmp_path / "sys/count").write_bytes(b"3\n")
+    assert kept.integer("/sys/count") == 3
+    kept.close()
+
+
+def test_a_kept_file_of_a_device_that_went_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_with(tmp_path, count=b"1\n")
+    kept = KeptFileTree(str(tmp_path))
+    assert kept.integer("/sys/count") == 1
+    refused = [errno.ENODEV]
+    pread = os.pread
+
+    def gone(descriptor: int, length: int, offset: int) -> bytes:
+        if refused:
+            raise OSError(refused.pop(), "gone")
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", gone)
+    assert kept.integer("/sys/count") == 1
+    assert refused == []
+    kept.close()
+
+
+def test_nothing_but_files_is_kept_and_none_that_is_no_attribute(tmp_path: Path) -> None:
+    tree_with(tmp_path, long=b"x" * (1 << 16), fits=b"1" * ((1 << 16) - 1))
+    kept = KeptFileTree(str(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("/sys", "/sys/long", "/sys/pipe", "/sys/nothing", "/sys/\0"):
+        assert kept.data(path) is None
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(kept.data("/sys/fits") or b"") == (1 << 16) - 1
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    kept.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -19,6 +19,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.gpu import (
     IDENTITY,
     READINGS,
     RECOVERY_ACTIONS,
+    VITALS,
     GpuReader,
     UnknownGpuError,
     identities,
@@ -455,3 +456,79 @@ def test_whatever_a_card_answers_is_a_document_and_a_verdict(changes: dict[str, 
         assert set(card["unread"]) <= set(card["unknown"])
         verdict = judge(card)
         assert (verdict["verdict"] == "ok") == (verdict["reasons"] == [])
+
+
+def vitals(library: Library, root: Path) -> Any:
+    files = FileTree(str(root))
+    reader = GpuReader(Nvml(library, files), files)
+    return lambda index=0: reader.vitals(index)
+
+
+def with_clock(**changes: Any) -> dict[str, Any]:
+    return a100(ClockInfo={(1,): 210}, MaxClockInfo={(1,): 1410}, **changes)
+
+
+def test_vitals_say_the_same_as_the_whole_card(tmp_path: Path) -> None:
+    answers = with_clock(
+        CurrentClocksEventReasons=0x28,
+        TotalEccErrors={(0, 0): 5, (0, 1): 6, (1, 0): 7, (1, 1): 8},
+        RemappedRows=(1, 2, 1, 0),
+        CurrPcieLinkWidth=8,
+        PcieReplayCounter=9,
+    )
+    whole = one(Library(answers), tmp_path)
+    told = vitals(Library(answers), tmp_path)()
+    json.dumps(told, allow_nan=False)
+    shared = set(VITALS) & set(whole)
+    assert set(VITALS) - shared == {"sm_clock_mhz", "sm_clock_max_mhz"}
+    assert {name: told[name] for name in shared} == {name: whole[name] for name in shared}
+    assert (told["sm_clock_mhz"], told["sm_clock_max_mhz"]) == (210, 1410)
+    assert (told["state"], told["unknown"], told["unread"]) == ("answers", {}, [])
+
+
+def test_vitals_of_a_card_that_lacks_something_say_why(tmp_path: Path) -> None:
+    told = vitals(Library(l40s(RemappedRows=Code(3))), tmp_path)()
+    for name in ("remapped_rows_pending", "sm_clock_mhz", "sm_clock_max_mhz"):
+        assert told[name] is None
+        assert told["unknown"][name]
+    assert told["state"] == "answers"
+
+
+def test_vitals_ask_for_what_never_changes_only_once(tmp_path: Path) -> None:
+    library = Library(with_clock())
+    read_vitals = vitals(library, tmp_path)
+    first = read_vitals()
+    for name in ("Name", "PciInfo", "MaxClockInfo", "MaxPcieLinkWidth", "MaxPcieLinkGeneration"):
+        library.cards[0][name] = AssertionError(name)
+    assert read_vitals() == first
+
+
+def test_vitals_of_another_card_at_the_same_index_are_its_own(tmp_path: Path) -> None:
+    library = Library(with_clock())
+    read_vitals = vitals(library, tmp_path)
+    read_vitals()
+    library.cards[0] = l40s(1)
+    told = read_vitals()
+    assert (told["model"], told["pci_address"]) == ("NVIDIA L40S", "0000:0f:00.0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({"handle": Code(15)}, "lost"),
+        ({"handle": Code(16)}, "reset_required"),
+        ({"handle": Code(999)}, "failed"),
+        ({"UUID": Code(15)}, "lost"),
+        ({"UtilizationRates": Code(15), "Temperature": Code(15)}, "lost"),
+    ],
+)
+def test_vitals_tell_a_card_that_is_gone(tmp_path: Path, changes: dict[str, Any], state: str) -> None:
+    told = vitals(Library(with_clock(**changes)), tmp_path)()
+    assert told["state"] == state
+    assert all(told["unknown"].get(name) for name in VITALS if told[name] is None)
+
+
+def test_vitals_of_a_card_with_mig_do_not_call_its_rows_missing(tmp_path: Path) -> None:
+    told = vitals(Library(with_clock(MigMode=[1, 1], RemappedRows=Code(999))), tmp_path)()
+    assert "while MIG is on" in told["unknown"]["remapped_rows_pending"]
+    assert "remapped_rows_pending" not in told["unread"]

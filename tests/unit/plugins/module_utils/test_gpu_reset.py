@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset import (
+    AGENT,
     FABRIC_MANAGER,
     NEXT_STEPS,
     PERSISTENCE_DAEMON,
@@ -357,9 +358,10 @@ def test_order_of_services() -> None:
         "b.service": Unit("b.service", active="inactive", dependents=("c.service",)),
         "c.service": Unit("c.service", active="active"),
         PERSISTENCE_DAEMON: Unit(PERSISTENCE_DAEMON, active="active"),
+        AGENT: Unit(AGENT, active="active"),
     }
     order = services_to_stop(("a.service", "b.service"), units)
-    assert order == ("a.socket", "monitor.service", "a.service", "c.service", PERSISTENCE_DAEMON)
+    assert order == ("a.socket", "monitor.service", "a.service", "c.service", AGENT, PERSISTENCE_DAEMON)
 
 
 def test_units_that_depend_on_each_other_in_a_circle() -> None:

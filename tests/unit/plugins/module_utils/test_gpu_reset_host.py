@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.commands import Answer, CommandRunner
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
-from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset import Request, reset_together
+from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset import HOLDERS, Request, reset_together
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset_host import SystemHost, seconds_of
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset_ledger import Ledger
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset_sequence import HostError
@@ -196,7 +196,7 @@ def test_facts_of_a_host(tmp_path: Path) -> None:
     host = host_of(tmp_path, Library(l40s(0)), {"systemctl show": unit, "journalctl": journal((5, "kernel"))})
     found = host.facts(Request("GPU-x", services=("engine@main.service",)))
     assert found.boot_id == "bbbb"
-    assert set(found.units) == {"engine@main.service", "nvidia-persistenced.service"}
+    assert set(found.units) == {"engine@main.service", *HOLDERS}
     assert found.fabric_manager
     assert (found.blind, found.holders, found.fallen, found.runs) == ("", (), frozenset(), ())
 
@@ -231,7 +231,7 @@ def test_units_are_followed_to_what_stops_with_them(tmp_path: Path) -> None:
         return Answer(0, f"LoadState=loaded\nActiveState=active\nBoundBy={known.get(command[-1], '')}\n")
 
     units = host_of(tmp_path, Library(), {"systemctl show": show}).units(["a.service"])
-    assert set(units) == {"a.service", "b.service", "c.service", "nvidia-persistenced.service"}
+    assert set(units) == {"a.service", "b.service", "c.service", *HOLDERS}
 
 
 def test_stop_and_start_believe_the_unit_and_not_the_command(tmp_path: Path) -> None:

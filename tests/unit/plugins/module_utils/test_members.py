@@ -68,6 +68,7 @@ def test_document_of_the_conventions() -> None:
         "gateways": [{"name": "gw1", "address": "10.89.7.11"}],
         "monitors": [{"name": "cpu-c1", "address": "10.89.7.16"}],
         "preprocessors": [{"name": "pi1", "address": "10.89.7.17"}],
+        "agents": [{"host": "gpu-a1", "address": "10.89.7.13", "port": 8409}],
     }
 
 
@@ -192,3 +193,29 @@ def test_option_takes_both_spellings() -> None:
 @pytest.mark.parametrize("value", [0, -1, 11, "x", "", "1.0", 1.0, True, None, [], "١"])
 def test_whole_number_takes_only_numbers_in_range(value: Any) -> None:
     assert whole_number(value, 1, 10) is None
+
+
+def test_each_engine_host_has_an_agent_unless_it_is_not_wanted() -> None:
+    document = members(
+        {"engines": ["b", "a", "c", "d"], "gateways": ["e"]},
+        {
+            "a": engine_host(agent_http_port="9000"),
+            "b": engine_host(ansible_host="10.0.0.2"),
+            "c": engine_host(ringmaster_agents=False),
+            "d": engine_host(ringmaster_agents="no"),
+            "e": {},
+        },
+    )
+    assert document["agents"] == [
+        {"host": "a", "address": "a", "port": 9000},
+        {"host": "b", "address": "10.0.0.2", "port": 8409},
+    ]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"agent_http_port": 0}, {"agent_http_port": 65536}, {"agent_http_port": None}, {"ringmaster_agents": "perhaps"}],
+)
+def test_wrong_variable_of_an_agent_is_named(variables: dict[str, Any]) -> None:
+    with pytest.raises(MembersError, match=rf"a: {next(iter(variables))}"):
+        members({"engines": ["a"]}, {"a": engine_host(**variables)})

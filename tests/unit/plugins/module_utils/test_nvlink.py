@@ -189,3 +189,99 @@ def test_whatever_nvml_answers_is_a_document(changes: dict[str, Any]) -> None:
         assert (card["as_expected"] is None) == ("as_expected" in card["unknown"])
         for link in card["links"] or []:
             assert {name for name, value in link.items() if value is None} == link["unknown"].keys()
+
+
+def healthy(**changes: Any) -> dict[str, Any]:
+    """An A100 whose driver tells states and errors of links by field, each error once a link."""
+    card = a100(**changes)
+    card["fields"] = {
+        **card["fields"],
+        **{(165, link): field(1) for link in range(12)},
+        **{number: field(12) for number in (38, 45, 52, 59)},
+    }
+    return card
+
+
+def health(library: Library, tmp_path: Path, model: str | None = "NVIDIA A100-SXM4-80GB") -> Any:
+    files = FileTree(str(tmp_path))
+    reader = NvlinkReader(Nvml(library, files), files)
+    return lambda: reader.health(0, model)
+
+
+def test_health_of_links(tmp_path: Path) -> None:
+    library = Library(healthy())
+    ask = health(library, tmp_path)
+    for _unused in range(2):
+        assert ask() == {"links": 12, "expected": 12, "bridge": False, "down": [], "errors": 48, "unknown": {}}
+    library.cards[0]["fields"][165, 3] = field(0)
+    library.cards[0]["NvLinkState"] = AssertionError("asked for each link")
+    assert ask()["down"] == [3]
+    library.cards[0]["fields"][165, 3] = field(2)
+    assert ask()["down"] == []  # it sleeps
+
+
+def test_health_by_single_calls_where_the_driver_tells_no_states_by_field(tmp_path: Path) -> None:
+    card = a100(NvLinkState=states(*[1] * 11, 0))
+    card["fields"] |= {52: field(5)}
+    ask = health(Library(card), tmp_path)
+    for _unused in range(2):
+        assert ask() == {"links": 12, "expected": 12, "bridge": False, "down": [11], "errors": 5, "unknown": {}}
+
+
+def test_health_counts_on_what_a_link_counted_before_it_went_down(tmp_path: Path) -> None:
+    card = healthy()
+    card["fields"] = {key: value for key, value in card["fields"].items() if key not in (38, 45, 52, 59)}
+    card["fields"] |= {(161, link): field(2) for link in range(12)}
+    library = Library(card)
+    ask = health(library, tmp_path)
+    assert ask()["errors"] == 24
+    del card["fields"][161, 0]
+    card["fields"][161, 1] = field(3)
+    assert ask()["errors"] == 25
+
+
+def test_health_without_any_counter_says_so(tmp_path: Path) -> None:
+    told = health(Library(a100()), tmp_path)()
+    assert told["errors"] is None
+    assert "counts no errors" in told["unknown"]["errors"]
+
+
+@pytest.mark.parametrize("code", [15, 999, 4])
+def test_health_that_can_not_be_read_is_unknown(tmp_path: Path, code: int) -> None:
+    told = health(Library(healthy(handle=Code(code))), tmp_path)()
+    assert (told["links"], told["down"], told["errors"]) == (None, None, None)
+    card = healthy()
+    card["fields"][52] = field(code=code)
+    told = health(Library(card), tmp_path)()
+    assert told["errors"] is None
+    assert told["unknown"]["errors"]
+    card = healthy()
+    card["fields"][165, 4] = field(code=code)
+    ask = health(Library(card), tmp_path)
+    ask()
+    assert ask()["down"] is None
+
+
+def test_health_of_a_card_without_links_asks_once(tmp_path: Path) -> None:
+    library = Library(l40s())
+    ask = health(library, tmp_path, "NVIDIA L40S")
+    assert ask() == {"links": 0, "expected": 0, "bridge": False, "down": [], "errors": 0, "unknown": {}}
+    library.cards[0]["fields"] = AssertionError("asked again")
+    assert ask()["links"] == 0
+
+
+def test_health_of_cards_that_a_bridge_may_join(tmp_path: Path) -> None:
+    model = "NVIDIA A100 80GB PCIe"
+    card = healthy()
+    card["fields"] |= {(165, link): field(0) for link in range(12)}
+    card["NvLinkState"] = states(*[0] * 12)
+    ask = health(Library(card), tmp_path, model)
+    assert (ask()["down"], ask()["bridge"]) == (list(range(12)), True)
+    card["fields"] |= {(165, link): field(1) for link in range(6)}
+    assert ask()["down"] == [6, 7, 8, 9, 10, 11]
+
+
+def test_health_of_a_model_that_is_not_known(tmp_path: Path) -> None:
+    told = health(Library(healthy()), tmp_path, "NVIDIA Z900")()
+    assert told["expected"] is None
+    assert told["unknown"] == dict.fromkeys(("expected", "bridge"), "it is not known for this model")

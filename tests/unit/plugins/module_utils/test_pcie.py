@@ -561,3 +561,76 @@ def test_no_files_make_the_reader_fail(shared_machine: Machine, files: dict[str,
     finally:
         for name, content in intact.items():
             (gpu / name).write_bytes(content)
+
+
+def endpoints(machine: Machine) -> dict[str, Any]:
+    return {endpoint.address: endpoint for endpoint in PcieReader(FileTree(str(machine.root))).endpoints()}
+
+
+def test_endpoints_are_cards_and_rdma_adapters_with_the_ports_above(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    found = endpoints(machine)
+    assert (found[GPU].kind, found[GPU].ports) == ("gpu", (DOWN, UP, ROOT))
+    adapter = PcieReader(FileTree(str(tmp_path))).devices([NIC])[-1]
+    assert (NIC in found) is bool(adapter["rdma_devices"])
+
+
+def test_health_says_the_same_as_the_whole_device(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    whole = {device["pci_address"]: device for device in PcieReader(FileTree(str(tmp_path))).devices([GPU])}
+    told = PcieReader(FileTree(str(tmp_path))).health(endpoints(machine)[GPU])
+    assert told is not None
+    assert_every_null_has_a_reason(told)
+    link = whole[GPU]["link"]
+    assert (told["width"], told["width_max"]) == (link["width"], link["width_maximum"])
+    assert (told["speed"], told["speed_max"]) == (link["speed_gt_per_second"], link["speed_maximum_gt_per_second"])
+    for severity in ("correctable", "nonfatal", "fatal"):
+        entry = whole[GPU]["errors"][severity]
+        assert told[severity] == (entry["reported_total"] if entry else None)
+
+
+def test_health_does_not_expect_more_than_the_slot_has(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    tree = FileTree(str(tmp_path))
+    endpoint = endpoints(machine)[GPU]
+    own = {"max_link_width": "16\n", "max_link_speed": "32.0 GT/s PCIe\n"}
+    slot = {"max_link_width": "8\n", "max_link_speed": "16.0 GT/s PCIe\n"}
+    for device, files in ((GPU, own), (DOWN, slot), (UP, {"max_link_width": "4\n"})):
+        for name, text in files.items():
+            Path(tree.locate(f"/sys/bus/pci/devices/{device}/{name}")).write_text(text)
+    told = PcieReader(tree).health(endpoint)
+    assert told is not None
+    assert (told["width_max"], told["speed_max"]) == (8, 16.0)
+    Path(tree.locate(f"/sys/bus/pci/devices/{DOWN}/max_link_width")).write_text("255\n")
+    told = PcieReader(tree).health(endpoint)
+    assert told is not None
+    assert told["width_max"] == 16
+
+
+def test_health_sums_the_ports_above_and_leaves_out_those_without_reporting(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    tree = FileTree(str(tmp_path))
+    reader = PcieReader(tree)
+    endpoint = endpoints(machine)[GPU]
+    files = {port: Path(tree.locate(f"/sys/bus/pci/devices/{port}/aer_dev_correctable")) for port in (DOWN, UP, ROOT)}
+    for port, count in ((DOWN, 3), (UP, 4), (ROOT, 5)):
+        files[port].write_text(f"RxErr {count}\nTOTAL_ERR_COR {count}\n")
+    told = reader.health(endpoint)
+    assert told is not None
+    assert told["above_correctable"] == 12
+    files[UP].unlink()
+    told = reader.health(endpoint)
+    assert told is not None
+    assert told["above_correctable"] == 8
+    files[DOWN].write_text("not a counter at all\n")
+    told = reader.health(endpoint)
+    assert told is not None
+    assert told["above_correctable"] is None
+    assert DOWN in told["unknown"]["above_correctable"]
+
+
+def test_health_of_a_function_that_is_gone(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    endpoint = endpoints(machine)[GPU]
+    (tmp_path / "sys/bus/pci/devices" / GPU).unlink()
+    assert PcieReader(FileTree(str(tmp_path))).health(endpoint) is None

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ansible_collections.ringmaster.inference.plugins.module_utils import rdma_health
 from ansible_collections.ringmaster.inference.plugins.module_utils.commands import Answer
 from ansible_collections.ringmaster.inference.plugins.module_utils.rdma import Port, RdmaReader, choose_gid
 from tests.support.rdma_host import RdmaHost
@@ -343,3 +344,27 @@ def test_no_content_makes_a_traceback(
         )
         document = reader.port(port)
         assert {name for name, value in document.items() if value is None} <= document["unknown"].keys()
+
+
+def test_sample_reads_only_what_it_is_asked_for(host: RdmaHost) -> None:
+    sample = RdmaReader(host.tree, host).sample(port_of(host), {}, ("out_of_sequence", "no_such_counter"))
+    assert sample.hardware == {"out_of_sequence": 0}
+    assert host.commands == []
+
+
+def test_names_that_a_judgement_looks_at_are_all_there() -> None:
+    """A window over samples with these counters only says the same as one over all."""
+    everything = dict.fromkeys((*rdma_health.HARDWARE_COUNTERS, "rx_write_requests"), 10)
+    ethernet = dict.fromkeys((*rdma_health.ETHERNET_COUNTERS, "rx_bytes_phy"), 10)
+
+    def sample(seconds: float, factor: int, narrow: bool) -> rdma_health.Sample:
+        names = (rdma_health.HARDWARE_COUNTERS, rdma_health.ETHERNET_COUNTERS) if narrow else (everything, ethernet)
+        hardware, wire = (dict.fromkeys(chosen, 10 * factor) for chosen in names)
+        wire |= dict.fromkeys((rdma_health.SENDER_PACKETS, rdma_health.RECEIVER_PACKETS), 200_000 * factor)
+        return rdma_health.Sample(seconds, "b", "4", hardware, wire)
+
+    windows = [rdma_health.judge(sample(0, 1, narrow), sample(60, 2, narrow)) for narrow in (False, True)]
+    assert windows[0].document() == windows[1].document()
+    assert windows[0].ratio is not None
+    unknown = [name for group in windows[1].apart.values() for name in group["unknown"]]
+    assert unknown == []

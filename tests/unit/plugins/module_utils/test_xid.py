@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from ansible_collections.ringmaster.inference.plugins.module_utils.commands import Answer, CommandRunner
 from ansible_collections.ringmaster.inference.plugins.module_utils.file_tree import FileTree
 from ansible_collections.ringmaster.inference.plugins.module_utils.xid import (
-    ACTIONS,
-    XIDS,
     XidReader,
     attach,
     entries,
     parse,
 )
+from ansible_collections.ringmaster.inference.plugins.module_utils.xid_table import ACTIONS, XIDS
 
 BOOT = "9d0a4d5e9a632f0e8d9c7b115f1c0b1e"
 OFF_THE_BUS = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
