@@ -12,6 +12,8 @@ played:
 * *prefixes*: prompts that begin with one of 600 texts of 4,000 tokens, wanted unequally, on four A100.
 * *overload*: steady load from half to three times what the fleet can do.
 * *estimates*: the bursts again, with lengths of prompts estimated from the body, which is wrong by up to a half.
+* *weights*: one of the engines has a tenth of its health weight for two minutes of four, at a low, a medium and a full
+  load. Asked: its share is then a tenth, relative to what it can, which is its share at full load before.
 
 Ratios are what counts; the last lines compare them with what is asked of the scheduler.
 """
@@ -257,7 +259,55 @@ def bench_estimates(seeds: int) -> None:
     )
 
 
+def weighted_shares(
+    load: float, weight: float, ill: str, engines: Callable[[], list[Engine]], seed: int
+) -> dict[str, float]:
+    """Return the share of all requests that the engine `ill` took in each minute or two: before, while it has the
+    weight, and after; of what was offered, how much was refused is told as well."""
+    policy = Ringmaster()
+    site = Site(engines(), policy, queue_timeout=60.0)
+    site.at(60.0, lambda: policy.core.set_weight(ill, weight, site.now))
+    site.at(180.0, lambda: policy.core.set_weight(ill, 1.0, site.now))
+    requests = site.run(traces.steady(load, 240.0, (600, 1400), 150, keys=["one"], seed=seed))
+
+    def share(begin: float, end: float) -> float:
+        taken = [request for request in requests if request.started_at and begin <= request.started_at < end]
+        return sum(request.engine == ill for request in taken) / max(1, len(taken))
+
+    return {
+        "before": share(20.0, 60.0),
+        "while": share(80.0, 180.0),
+        "after": share(200.0, 240.0),
+        "refused": sum(request.status == 429 for request in requests) / len(requests),
+    }
+
+
+def bench_weights(seeds: int) -> None:
+    """What a tenth of the weight makes of an engine's share."""
+    for title, engines, ill, capacity in (
+        ("four A100", even_fleet, "a100-1", 44.0),
+        ("2 × A100 and an L40S, the L40S ill", fleet, "l40s-1", CAPACITY),
+        ("2 × A100 and an L40S, an A100 ill", fleet, "a100-1", CAPACITY),
+    ):
+        print(f"\nan engine of a tenth of its weight, {title}")
+        full = 0.0
+        for name, factor in (("full", 1.5), ("medium", 0.5), ("low", 0.1)):
+            runs = [weighted_shares(capacity * factor, 0.1, ill, engines, seed) for seed in range(1, seeds + 1)]
+            mean = {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
+            full = full or mean["before"]
+            # A tenth of its capacity beside the others' whole.
+            expected = 0.1 * full / (1 - 0.9 * full)
+            print(
+                f"  {name:<7} {capacity * factor:>5.1f}/s: share {mean['before']:.4f} before, {mean['while']:.4f} at a"
+                f" tenth, {mean['after']:.4f} after; refused {mean['refused']:.1%}",
+                flush=True,
+            )
+            check("    share over the one expected", mean["while"] / expected, 1.25)
+            check("    share over the one expected", mean["while"] / expected, 0.75, at_most=False)
+
+
 SCENARIOS = {
+    "weights": bench_weights,
     "bursts": bench_bursts,
     "prefixes": bench_prefixes,
     "overload": bench_overload,

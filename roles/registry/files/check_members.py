@@ -115,6 +115,31 @@ def faults_of_engines(document: dict[str, Any]) -> list[str]:
     return faults
 
 
+def faults_of_agents(document: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the node agents; a site without any may leave the list out."""
+    if "agents" not in document:
+        return []
+    found = document["agents"]
+    if not isinstance(found, list):
+        return [f"agents: expected a list, found {describe(found)}"]
+    faults: list[str] = []
+    hosts: list[str] = []
+    for position, agent in enumerate(found):
+        where = f"agents[{position}]"
+        if not isinstance(agent, dict):
+            faults.append(f"{where}: expected an object, found {describe(agent)}")
+            continue
+        faults += faults_of_texts(where, agent, ("host", "address"))
+        port: Any = agent.get("port")
+        if not is_integer(port) or not 1 <= port <= ENGINE_NUMBERS["port"]:
+            faults.append(
+                f"{where}.port: expected an integer from 1 to {ENGINE_NUMBERS['port']}, found {describe(port)}"
+            )
+        if is_text(agent.get("host")):
+            hosts.append(agent["host"])
+    return faults + [f"agents: expected each host once, found {value} again" for value in repeated(hosts)]
+
+
 def faults_of_document(document: object) -> list[str]:
     """Return everything that keeps the parsed document from being a members document; an empty list if nothing does."""
     if not isinstance(document, dict):
@@ -124,6 +149,7 @@ def faults_of_document(document: object) -> list[str]:
     if not is_integer(schema) or schema != SCHEMA:
         faults.append(f"schema: expected {SCHEMA}, found {describe(schema)}")
     faults += faults_of_engines(document)
+    faults += faults_of_agents(document)
     for name in HOST_LISTS:
         entries, faults_here = faults_of_list(document, name, ("name", "address"))
         faults += faults_here

@@ -193,6 +193,9 @@ class Ringmaster:
             self.site.now,
         )
 
+        for view in self.core.views(self.site.now):
+            self.site.set_drained(view.engine.name, view.drained or not view.weight)
+
     def _adjust(self) -> None:
         self.core.adjust(self.site.now)
         self._push()

@@ -87,7 +87,7 @@ class Policy(Protocol):
 class Server:
     """One server line of HAProxy's backend."""
 
-    __slots__ = ("engine", "last_turn", "maxconn", "own_queue", "served", "up", "weight")
+    __slots__ = ("drained", "engine", "last_turn", "maxconn", "own_queue", "served", "up", "weight")
 
     def __init__(self, engine: Engine, maxconn: int) -> None:
         self.engine = engine
@@ -97,10 +97,11 @@ class Server:
         self.own_queue: list[tuple[float, int, Request]] = []
         self.weight = 100
         self.up = True
+        self.drained = False
 
     def has_slot(self) -> bool:
         """Whether HAProxy would connect one more request."""
-        return self.up and len(self.served) < self.maxconn
+        return self.up and not self.drained and len(self.served) < self.maxconn
 
 
 class Site:
@@ -178,6 +179,11 @@ class Site:
     def set_maxconn(self, name: str, maxconn: int) -> None:
         """Do what ``set maxconn server`` does."""
         self.servers[name].maxconn = maxconn
+        self._fill(self.servers[name])
+
+    def set_drained(self, name: str, drained: bool) -> None:
+        """Do what ``set server state`` does with drain and ready."""
+        self.servers[name].drained = drained
         self._fill(self.servers[name])
 
     def _fill(self, server: Server) -> None:

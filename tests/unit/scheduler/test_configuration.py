@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ringmaster_scheduler import __main__, configuration
 from ringmaster_scheduler.configuration import Configuration, ConfigurationError
+from tests.unit.scheduler.fake_agent import rules
 
 KEYS = st.sampled_from(Configuration._fields)
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.none(), max_size=1)
@@ -73,8 +74,16 @@ def test_configuration_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_good_configuration_passes_the_check(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.json"
-    whole = Configuration("127.0.0.1")
-    path.write_text(json.dumps({**whole._asdict(), "policy": whole.policy.document()}))
+    whole = Configuration("127.0.0.1", health_rules=rules())
+    path.write_text(
+        json.dumps(
+            {
+                **whole._asdict(),
+                "policy": whole.policy.document(),
+                "health_rules": {rule.name: rule.document() for rule in whole.health_rules},
+            }
+        )
+    )
     assert configuration.load(str(path)) == whole
     assert __main__.main(["--config", str(path), "--check"]) == 0
 

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from ringmaster_scheduler.core import Cap, DecisionCore, EngineView, Settings
-from ringmaster_scheduler.domain import Decision, Ended, Engine, Health, Outcome, Reading, Request, ServerCounts
+from ringmaster_scheduler.domain import (
+    Decision,
+    Ended,
+    Engine,
+    Health,
+    Outcome,
+    Reading,
+    Reason,
+    Request,
+    ServerCounts,
+)
 from ringmaster_scheduler.policy import Policy, RequestClass
 
 SETTINGS = Settings(stale_after=1.0, placement_grace=0.5, retry_after=7)
@@ -81,6 +91,16 @@ def health(core: DecisionCore, name: str, now: float) -> tuple[Health, str]:
 A, B, C = make_engine("a"), make_engine("b"), make_engine("c")
 
 
+def test_when_what_an_engine_has_was_placed_is_told_while_it_has_it() -> None:
+    core = make_core(A)
+    for now in (0.1, 0.3):
+        ask(core, now, id=f"r{now}")
+    assert core.placed_at("a") == (0.1, 0.3)
+    core.record_end(Ended("r0.1", "a", 200), 0.5)
+    assert core.placed_at("a") == (0.3,)
+    assert core.placed_at("nobody") == ()
+
+
 class TestPick:
     def test_engine_with_the_least_prefill_before_it_is_chosen(self) -> None:
         core = make_core(A, B)
@@ -128,15 +148,6 @@ class TestPick:
         core.adjust(0.1)
         assert ask(core, 0.2).engine == "b"
 
-    def test_health_weight_makes_an_engine_look_loaded(self) -> None:
-        core = make_core(A, B)
-        core.set_weight("a", 0.1, 0.1)
-        assert placed(core, 0.1, 3) == {"b": 3}
-        scores = [each.terms.score for each in core.views(0.1)]
-        assert scores[0] > 5 * scores[1]
-        with pytest.raises(ValueError, match="over 0 to 1"):
-            core.set_weight("a", 0, 0.1)
-
     def test_equal_engines_take_turns(self) -> None:
         core = make_core(A, B, C)
         order = []
@@ -166,6 +177,108 @@ class TestPick:
     def test_adapter_of_a_part_of_the_engines_never_goes_unbound(self) -> None:
         core = make_core(A, make_engine("b", adapters=("sql",), max_num_seqs=3))
         assert [ask(core, 0.1, prompt=900, model="sql").engine for _unused in range(3)] == ["b"] * 3
+
+
+class TestWeight:
+    """What a health weight makes of an engine's share."""
+
+    def shares(self, core: DecisionCore, engines: list[Engine], count: int = 400, overlap: int = 5) -> Counter[str]:
+        """Place requests of which so many run at a time."""
+        found: Counter[str] = Counter()
+        running: list[Ended] = []
+        for number in range(count):
+            now = 0.2 + number * 0.05
+            decision = ask(core, now, prompt=5, id=str(number))
+            assert decision.engine is not None
+            found[decision.engine] += 1
+            running.append(Ended(str(number), decision.engine, 200))
+            while len(running) > overlap:
+                core.record_end(running.pop(0), now)
+            for engine in engines:
+                core.record_reading(engine, Reading(now, 0, 0))
+            core.adjust(now)
+            push(core, now)
+        return found
+
+    @pytest.mark.parametrize("overlap", [1, 5, 40])
+    def test_tenth_of_the_weight_is_a_tenth_of_the_share_at_any_load(self, overlap: int) -> None:
+        core = make_core(A, B, C)
+        core.set_weight("a", 0.1, 0.1)
+        found = self.shares(core, [A, B, C], 420, overlap)
+        assert abs(found["a"] - 420 * 0.1 / 2.1) <= 2
+        assert abs(found["b"] - found["c"]) <= 4
+
+    def test_limit_and_cap_shrink_with_the_weight(self) -> None:
+        core = make_core(A, B)
+        core.set_weight("a", 0.1, 0.1)
+        core.adjust(0.1)
+        assert [each.limit for each in core.views(0.1)] == [10, 100]
+        assert push(core, 0.1)["a"] <= 10
+        core.set_weight("a", 0.001, 0.1)
+        core.adjust(0.1)
+        assert [each.limit for each in core.views(0.1)] == [1, 100]
+
+    def test_weights_are_relative_to_the_best_usable_engine(self) -> None:
+        core = make_core(A, B, C)
+        for name, weight in (("a", 0.1), ("b", 0.1), ("c", 0.05)):
+            core.set_weight(name, weight, 0.1)
+        core.adjust(0.1)
+        assert [each.share for each in core.views(0.1)] == [1.0, 1.0, 0.5]
+        assert [each.limit for each in core.views(0.1)] == [100, 100, 50]
+        core.set_drained(["a", "b"])
+        core.adjust(0.2)
+        assert view(core, "c", 0.2).share == 1.0
+        assert {ask(core, 0.2, prompt=1).engine for _unused in range(20)} == {"c"}
+
+    def test_engine_that_is_out_gets_nothing_even_as_the_last(self) -> None:
+        core = make_core(A, B)
+        core.set_weight("a", 0.0, 0.1, (Reason("hung", "engine/a", 0.0, "stands still", 0.1),))
+        assert placed(core, 0.1, 20) == {"b": 20}
+        assert view(core, "a", 0.1).reasons[0].rule == "hung"
+        core.set_weight("b", 0.0, 0.1)
+        decision = ask(core, 0.2)
+        assert (decision.outcome, decision.status, decision.reason) == (Outcome.NO_HEALTHY_ENGINE, 503, "no_engine")
+        core.set_weight("b", 1.0, 0.3)
+        assert ask(core, 0.3).engine == "b"
+        core.set_weight("a", 1.0, 0.4)
+        assert view(core, "a", 0.4).share == 1.0
+
+    def test_drain_and_out_end_each_by_itself(self) -> None:
+        core = make_core(A, B)
+        core.set_weight("a", 0.0, 0.1)
+        core.set_drained(["a"])
+        core.set_weight("a", 1.0, 0.1)
+        assert placed(core, 0.1, 10) == {"b": 10}
+        core.set_drained([])
+        assert "a" in placed(core, 0.2, 10)
+
+    def test_who_waits_is_not_taken_by_an_engine_that_is_out(self) -> None:
+        core = make_core(make_engine("a", max_num_seqs=1), make_engine("b", max_num_seqs=1))
+        for number in range(4):
+            ask(core, 0.1, id=str(number))
+        assert len(core.lines()[0].waiting) == 2
+        core.set_weight("a", 0.0, 0.2)
+        core.adjust(0.2)
+        push(core, 0.2)
+        core.record_end(Ended("0", "a", 200), 0.3)
+        core.record_end(Ended("1", "b", 200), 0.3)
+        core.adjust(0.3)
+        held = {each.engine.name: each.held for each in core.views(0.3)}
+        assert held == {"a": 0, "b": 1}
+
+    def test_adapter_of_an_engine_of_low_weight_alone_still_goes_there(self) -> None:
+        core = make_core(A, make_engine("b", adapters=("sql",)))
+        core.set_weight("b", 0.1, 0.1)
+        core.adjust(0.1)
+        assert set(placed(core, 0.1, 5, "sql")) == {"b"}
+
+    @pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
+    def test_impossible_weight_is_refused(self, weight: float) -> None:
+        core = make_core(A)
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            core.set_weight("a", weight, 0.1)
+        with pytest.raises(KeyError):
+            core.set_weight("nobody", 1.0, 0.1)
 
 
 class TestAffinity:

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from ringmaster_scheduler.configuration import Configuration
 from ringmaster_scheduler.daemon import Daemon
 from ringmaster_scheduler.probe import ProbeError, probe
 from tests.support.ports import port_of, reserve_port
+from tests.unit.scheduler.fake_agent import TABLE, FakeAgent
 from tests.unit.scheduler.fake_haproxy import FakeHaproxy, FakeServer
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3] / "roles" / "scheduler" / "files"
+# What the role copies beside the program; here it comes from the checkout.
+COLLECTIONS = Path(__file__).resolve().parents[3] / ".cache" / "collections"
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that has to happen
 # Long enough for a busy machine not to make a good engine look bad, and no longer than it has to be waited for.
 SCRAPE_TIMEOUT_MS = 1000
@@ -138,13 +141,19 @@ class Site:
                     "policy": {"prefill_window": 60},
                     "token_file": str(self.token),
                     "drained_file": str(directory / "drained.json"),
+                    "kept_file": str(directory / "out.json"),
+                    "health_rules": {
+                        "hung": {**TABLE["hung"], "window_s": 1, "hold_s": 0},
+                        "card_lost": {**TABLE["card_lost"], "window_s": 0.2, "hold_s": 0},
+                        "pcie_link_narrow": {**TABLE["pcie_link_narrow"], "window_s": 0.2, "hold_s": 0, "back": 1},
+                    },
                 }
             )
         )
 
-    def write_members(self, *entries: dict[str, Any]) -> None:
+    def write_members(self, *entries: dict[str, Any], agents: Sequence[dict[str, Any]] = ()) -> None:
         replacement = self.members.with_suffix(".new")
-        replacement.write_text(json.dumps({"schema": 1, "engines": entries}))
+        replacement.write_text(json.dumps({"schema": 1, "engines": entries, "agents": agents}))
         replacement.replace(self.members)
 
     async def spawn(self) -> None:
@@ -158,7 +167,7 @@ class Site:
             stderr=asyncio.subprocess.STDOUT,
             env={
                 **os.environ,
-                "PYTHONPATH": str(PACKAGE_PARENT),
+                "PYTHONPATH": f"{PACKAGE_PARENT}:{COLLECTIONS}",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "NOTIFY_SOCKET": self.manager_address,
                 "WATCHDOG_USEC": "200000",
@@ -294,6 +303,104 @@ async def test_from_start_to_end(site: Site) -> None:
     assert status == 0
     assert await site.told() == "STOPPING=1"
     assert "Traceback" not in log
+
+
+async def weights(site: Site) -> dict[str, float]:
+    _unused, text = await site.get("/v1/state")
+    return {engine["name"]: engine["weight"] for engine in json.loads(text)["engines"]}
+
+
+async def test_hung_engine_gets_nothing_until_it_moves_and_a_restart_of_the_scheduler_keeps_that(site: Site) -> None:
+    def page(running: int, tokens: int) -> bytes:
+        return (
+            f"vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\nvllm:generation_tokens_total {tokens}\n"
+        ).encode()
+
+    site.engines[0].page, site.engines[1].page = page(0, 7), page(0, 7)
+    await site.start()
+    await eventually(lambda: all_healthy(site))
+    site.engines[0].page = page(3, 7)
+
+    async def out() -> bool:
+        return await weights(site) == {"a": 0.0, "b": 1.0}
+
+    await eventually(out)
+    assert [await site.decide() for _unused in range(4)] == [{"server": "b"}] * 4
+    status, text = await site.ctl("explain-node", "a")
+    assert status == 0
+    assert "weight out" in text
+    assert "gets nothing: hung on engine/a" in text
+    _unused, metrics = await site.get("/metrics")
+    assert 'ringmaster_scheduler_engine_rule_active{engine="a",rule="hung"} 1.0' in metrics
+    assert 'ringmaster_scheduler_weight_changes_total{engine="a"} 1.0' in metrics
+
+    async def drained() -> bool:
+        return site.haproxy.servers["a"].status == "DRAIN"
+
+    await eventually(drained)
+    assert "hung on engine/a" in (await site.get("/"))[1]
+    _unused_status, log = await site.stop()
+    assert "engine a has weight 0, had 1: hung on engine/a: 3 requests run" in log
+    assert site.haproxy.servers["a"].status == "DRAIN"
+    assert await site.told() == "STOPPING=1"
+    await site.start()
+    assert await weights(site) == {"a": 0.0, "b": 1.0}
+    site.engines[0].page = page(3, 8)
+
+    async def back() -> bool:
+        return await weights(site) == {"a": 1.0, "b": 1.0} and site.haproxy.servers["a"].status == "UP"
+
+    await eventually(back)
+
+
+async def test_agent_that_tells_of_a_fault_moves_the_weight(site: Site) -> None:
+    agent = FakeAgent("host")
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        await response.write(agent.snapshot() + b"\n")
+        while True:
+            await asyncio.sleep(0.1)
+            agent.advance(0.1)
+            await response.write(agent.change() + b"\n")
+
+    application = web.Application()
+    application.add_routes([web.get("/v1/stream", stream)])
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    try:
+        members = [engine.member() for engine in site.engines]
+        members[1]["host"] = "another"
+        site.write_members(*members, agents=[{"host": "host", "address": "127.0.0.1", "port": port}])
+        await site.start()
+        await eventually(lambda: all_healthy(site))
+        agent.gpu["pcie_width"] = 8
+
+        async def half() -> bool:
+            return await weights(site) == {"a": 0.5, "b": 1.0} and site.haproxy.servers["a"].weight == 50
+
+        await eventually(half)
+        _unused, text = await site.get("/v1/nodes/a")
+        (node,) = json.loads(text)["nodes"]
+        assert (node["host"], node["agent"]["up"], node["agent"]["error"]) == ("host", True, "")
+        assert node["engines"][0]["reasons"][0]["rule"] == "pcie_link_narrow"
+        assert (await site.get("/v1/nodes/nobody"))[0] == 404
+        assert 'ringmaster_scheduler_agent_up{host="host"} 1.0' in (await site.get("/metrics"))[1]
+        status, shown = await site.ctl("rules")
+        assert status == 0
+        assert "pcie_link_narrow" in shown
+        assert "0.5" in (await site.ctl("status"))[1]
+        agent.gpu["pcie_width"] = 16
+
+        async def whole() -> bool:
+            return await weights(site) == {"a": 1.0, "b": 1.0}
+
+        await eventually(whole)
+    finally:
+        await runner.cleanup()
 
 
 async def test_watchdog_is_fed(site: Site) -> None:
@@ -553,7 +660,7 @@ async def test_killed_scheduler_leaves_caps_that_the_unit_releases(site: Site) -
         "--config",
         str(site.configuration),
         "--release",
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": f"{PACKAGE_PARENT}:{COLLECTIONS}", "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert await asyncio.wait_for(process.wait(), 10) == 0
     assert [server.maxconn for server in site.haproxy.servers.values()] == [100, 100]
@@ -608,3 +715,13 @@ async def test_probe_says_what_is_wrong(site: Site) -> None:
         await site.decide()
     with pytest.raises(ProbeError, match="SPOE at 127"):
         await asyncio.to_thread(probe, "127.0.0.1", site.engines[0].port, PATIENCE)
+
+
+async def test_what_was_kept_outlasts_a_start_without_members(site: Site) -> None:
+    rule = {"kind": "canary", "scope": "engine", "rule": "canary_wrong", "subject": "a.main", "text": "answers wrong"}
+    kept = site.members.parent / "out.json"
+    kept.write_text(json.dumps({"rules": [rule], "out": ["a.main"]}))
+    site.members.write_text("{")
+    await site.start()
+    await asyncio.sleep(1)  # several times the interval in which weights are worked out
+    assert json.loads(kept.read_text())["out"] == ["a.main"]

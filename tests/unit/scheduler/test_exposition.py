@@ -36,6 +36,10 @@ vllm:generation_tokens_total{engine="0"} 123456.0
 vllm:prompt_tokens_total{engine="0"} 5000.0
 vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 4000.0
 vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 1000.0
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0"} 5.0
+vllm:iteration_tokens_total_count{engine="0"} 777.0
+vllm:iteration_tokens_total_sum{engine="0"} 9e+06
+process_start_time_seconds 1.70000000025e+09
 vllm:lora_requests_info{max_lora="2",running_lora_adapters="old",waiting_lora_adapters=""} 1700000000.5
 vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,chat",waiting_lora_adapters="old"} 1700000001.5
 """
@@ -44,12 +48,17 @@ LEAST = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
 
 def metrics(running: int, waiting: int, kv_use: float | None, kv_tokens: int | None) -> EngineMetrics:
     """Return what a page without counters says."""
-    return EngineMetrics(running, waiting, kv_use, kv_tokens, None, None, None, (), None)
+    return EngineMetrics(running, waiting, kv_use, kv_tokens, None, None, None, (), None, None, None)
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"0", b"-1", b"1e300", b"soon", b"1\nprocess_start_time_seconds 2"])
+def test_impossible_start_of_the_process_is_not_told(value: bytes) -> None:
+    assert exposition.parse(LEAST + b"process_start_time_seconds " + value + b"\n").process_start is None
 
 
 def test_counters_and_adapters() -> None:
     found = exposition.parse(LEAST + COUNTERS)
-    assert found == EngineMetrics(1, 0, None, None, 7, 4000, 123456, ("chat", "sql"), 2)
+    assert found == EngineMetrics(1, 0, None, None, 7, 4000, 123456, ("chat", "sql"), 2, 777, 1700000000.25)
 
 
 def test_prompt_tokens_of_releases_that_do_not_tell_their_source() -> None:

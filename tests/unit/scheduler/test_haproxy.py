@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,30 @@ async def test_ill_engine_is_let_in_again_when_the_scheduler_ends(tmp_path: Path
     assert [(each.status, each.maxconn) for each in servers.values()] == [("UP", 256), ("UP", 256), ("DRAIN", 256)]
 
 
+async def test_engine_that_is_out_is_drained_even_as_the_last(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        servers = linked.haproxy.servers
+        linked.core.set_weight("b", 0.0, linked.now())
+        await linked.until(lambda: (servers["a"].status, servers["b"].status) == ("UP", "DRAIN"))
+        linked.core.set_weight("a", 0.0, linked.now())
+        await linked.until(lambda: servers["a"].status == "DRAIN")
+        linked.core.set_weight("b", 0.1, linked.now())
+        await linked.until(lambda: (servers["b"].status, servers["b"].weight) == ("UP", 10))
+
+
+@pytest.mark.parametrize(("others", "expected"), [((), "DRAIN"), (("b",), "UP")], ids=["others are left", "the last"])
+async def test_haproxy_alone_keeps_an_engine_out_while_there_is_another(
+    others: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        servers = linked.haproxy.servers
+        for name in ("a", *others):
+            linked.core.set_weight(name, 0.0, linked.now())
+        await linked.until(lambda: all(servers[name].status == "DRAIN" for name in ("a", *others)))
+    assert servers["a"].status == expected
+    assert servers["b"].status == "UP"
+
+
 async def test_configured_maxconn_comes_back_when_the_scheduler_ends(tmp_path: Path) -> None:
     haproxy = FakeHaproxy(tmp_path / "socket", servers={"a": FakeServer(maxconn=3)})
     await haproxy.start()
@@ -324,3 +349,95 @@ async def test_real_haproxy_understands_every_command(real_haproxy: Path) -> Non
     (answer,) = await api.run(["show servers conn pool_m"])
     assert "pool_m" in answer
     assert control._complaints == set()
+
+
+async def _ask(port: int) -> bytes:
+    """Ask HAProxy for the server a; return the answer's last byte."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx-server: a\r\nconnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer[-1:]
+
+
+async def test_request_that_waits_in_the_queue_of_an_engine_that_goes_out_goes_elsewhere(tmp_path: Path) -> None:
+    if HAPROXY is None:
+        pytest.skip("no haproxy")
+    hung = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: bytes) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if name == b"a":
+            await hung.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\nconnection: close\r\n\r\n" + name)
+        writer.close()
+
+    engines = [
+        await asyncio.start_server(lambda r, w, name=name: answer(r, w, name), "127.0.0.1", 0) for name in (b"a", b"b")
+    ]
+    ports = [server.sockets[0].getsockname()[1] for server in engines]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = tmp_path / "admin.sock"
+    configuration = tmp_path / "haproxy.cfg"
+    # What the edge role has for a pool, as far as it matters here.
+    configuration.write_text(
+        f"""global
+    stats socket {path} mode 600 level admin
+    nbthread 1
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 60s
+    timeout server 60s
+    timeout queue 60s
+frontend f
+    bind 127.0.0.1:{port}
+    default_backend pool_m
+backend pool_m
+    balance leastconn
+    option redispatch 1
+    use-server a if {{ req.hdr(x-server) a }}
+    server a 127.0.0.1:{ports[0]} weight 100 maxconn 1
+    server b 127.0.0.1:{ports[1]} weight 100 maxconn 9
+"""
+    )
+    process = await asyncio.create_subprocess_exec(
+        HAPROXY, "-db", "-f", str(configuration), stderr=asyncio.subprocess.DEVNULL
+    )
+    api = RuntimeApi(str(path), 2.0)
+
+    async def until(condition: Callable[[ServerRow], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(HaproxyError):
+                if condition({row.name: row for row in statistics(*await api.run(LOOK)).servers}["a"]):
+                    return
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+    try:
+        await until(lambda _row: True)
+        first = asyncio.ensure_future(_ask(port))
+        await until(lambda row: row.current == 1)
+        second = asyncio.ensure_future(_ask(port))
+        await until(lambda row: row.queued == 1)
+        core = DecisionCore(Settings(60.0, 0.5, 5))
+        core.set_engines([engine("a"), engine("b")])
+        now = asyncio.get_running_loop().time()
+        for name in ("a", "b"):
+            core.record_reading(engine(name), Reading(now, 0, 0))
+        core.set_weight("a", 0.0, now)
+        control = Control(core, api, 0.02, 0.05, "check")
+        for commands in control.differences(statistics(*await api.run(LOOK)).servers):
+            if "state drain" in commands[0]:
+                await api.run(commands)
+        assert await asyncio.wait_for(second, 30) == b"b"
+        hung.set()
+        assert await asyncio.wait_for(first, 30) == b"a"
+    finally:
+        process.terminate()
+        await process.wait()
+        for server in engines:
+            server.close()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster_scheduler import members
-from ringmaster_scheduler.domain import Engine
+from ringmaster_scheduler.domain import Agent, Engine
 from ringmaster_scheduler.members import MembersError, MembersFile
 
 
@@ -53,6 +54,39 @@ def test_engines_of_the_agreed_document() -> None:
         ),
         Engine("gpu-a2.main", "gpu-a1", "10.89.7.13", 8100, "standin", "qwen2-7b-instruct", (), "a100-80g", 256, 32768),
     )
+
+
+def test_agents_are_optional_and_sorted_as_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    path.write_bytes(document(entry()))
+    file = MembersFile(str(path))
+    assert file.poll()
+    assert file.agents == ()
+    path.write_bytes(document(entry(), agents=[{"host": "gpu-a1", "address": "10.89.7.13", "port": 8409, "later": 1}]))
+    assert file.poll()
+    assert file.agents == (Agent("gpu-a1", "10.89.7.13", 8409),)
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ({}, "expected a list of agents"),
+        ([1], r"agents\[0\]: expected an object"),
+        ([{"host": "a", "address": "10.0.0.1"}], r"agents\[0\].port: expected an integer"),
+        ([{"host": "a", "address": "10.0.0.1/x", "port": 1}], r"agents\[0\].address: expected an IP address"),
+        ([{"host": "a", "address": "10.0.0.1", "port": 1}] * 2, "two agents are on a"),
+    ],
+)
+def test_wrong_agents_keep_the_former_members(listed: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    path.write_bytes(document(entry()))
+    file = MembersFile(str(path))
+    file.poll()
+    path.write_bytes(document(entry(), entry(name="other"), agents=listed))
+    assert file.poll()
+    assert re.search(message, file.error)
+    assert file.engines is not None
+    assert len(file.engines) == 1
 
 
 @pytest.mark.parametrize(

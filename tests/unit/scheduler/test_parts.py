@@ -166,11 +166,11 @@ class TestWatermark:
 
 class TestCapacity:
     @staticmethod
-    def learn(readings: list[Reading], most: int = 100) -> Capacity:
+    def learn(readings: list[Reading], most: int = 100, mean_prompt: float = 1000) -> Capacity:
         capacity = Capacity(POLICY)
         before: Reading | None = None
         for reading in readings:
-            capacity.observe(before, reading, most, 0)
+            capacity.observe(before, reading, most, 0, mean_prompt)
             before = reading
         capacity.settle(PrefillOfCard([capacity]))
         return capacity
@@ -197,13 +197,20 @@ class TestCapacity:
             readings.append(Reading(at, 2, 0 if step % 10 == 9 else 1, 0.3, 10**6, 0, done, 0))
         assert self.learn(readings).prefill_rate == pytest.approx(10_000, rel=0.2)
 
+    def test_short_prompts_that_wait_for_the_end_of_a_step_say_nothing(self) -> None:
+        """Twenty prompts of 25 tokens a second: two are always waiting, and all that waited are done a step later."""
+        offered = [
+            Reading(step * 0.25, 10, 2, 0.1, 10**6, 0, int(step * 0.25 * 20) * 25, step * 50) for step in range(200)
+        ]
+        assert self.learn(offered, mean_prompt=25).prefill_rate == POLICY.prefill_rate
+
     def test_work_falls_by_itself_and_is_pulled_back_by_an_empty_queue(self) -> None:
         capacity = Capacity(POLICY)
         for _unused in range(10):
             capacity.place(POLICY.prefill_rate, 5.0)  # a second each
         assert capacity.work(5.0) == pytest.approx(10)
         assert capacity.work(8.0) == pytest.approx(7)
-        capacity.observe(None, Reading(8.0, 3, 0), 100, 0)
+        capacity.observe(None, Reading(8.0, 3, 0), 100, 0, 1000)
         assert capacity.work(8.0) == pytest.approx(1)
         assert capacity.work(100.0) == 0
 

@@ -120,3 +120,27 @@ def test_same_trace_gives_the_same_day() -> None:
         for _unused in range(2)
     ]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("rate", [4.0, 22.0, 66.0], ids=["low", "medium", "full"])
+def test_tenth_of_the_weight_is_a_tenth_of_the_share_at_any_load(rate: float) -> None:
+    policy = Ringmaster()
+    site = Site([Engine(name, "a100-80g") for name in ("a1", "a2", "a3", "a4")], policy)
+    site.at(5.0, lambda: policy.core.set_weight("a1", 0.1, site.now))
+    requests = site.run(traces.steady(rate, 125.0, (600, 1400), 150, keys=["one"], seed=1))
+    # What it holds from before goes first.
+    taken = [request for request in requests if request.started_at is not None and request.started_at > 25]
+    share = sum(request.engine == "a1" for request in taken) / len(taken)
+    assert share == pytest.approx(0.1 / 3.1, rel=0.2)
+
+
+def test_who_waits_goes_elsewhere_when_an_engine_goes_out() -> None:
+    policy = Ringmaster()
+    site = Site([Engine("a1", "a100-80g"), Engine("a2", "a100-80g")], policy)
+    site.at(20.0, lambda: policy.core.set_weight("a1", 0.0, site.now))
+    requests = site.run(traces.steady(25.0, 40.0, (600, 1400), 150, keys=["one"], seed=1))
+    late = [request for request in requests if request.started_at is not None and request.started_at > 20.5]
+    waited = [request for request in late if request.ask.at < 20.0]
+    assert waited
+    # After the half second in which HAProxy is told.
+    assert not any(request.engine == "a1" for request in late)

@@ -4,10 +4,12 @@
 Nothing here presumes a card: both rates come from the engine's own counters, read several times a second.
 
 *Prefill.* Between two readings that both show requests waiting for no lack of slots or memory, the engine was never
-idle, so that what it prefilled is what it can. A long prompt enters the counter in one piece, when it is done, often in
-the interval in which the queue empties; there it counts as far as the time before had too little. The mean over ten
-seconds is a lower bound. As queues are short and rare when all is well, engines of one card lend each other what was
-measured, and each one's own measurement counts by its length.
+idle, so that what it prefilled is what it can. That holds if those that wait have more than a step to be prefilled:
+short prompts that come one by one wait for the end of a step each, and say nothing. (How much was prefilled must not
+matter for whether it counts, or slow intervals alone would.) A long prompt enters the counter in one piece, when it is
+done, often in the interval in which the queue empties; there it counts as far as the time before had too little. The
+mean over ten seconds is a lower bound. As queues are short and rare when all is well, engines of one card lend each
+other what was measured, and each one's own measurement counts by its length.
 
 *Decoding.* What a running sequence produced, added up from interval to interval, is a position that each sequence
 moves on by alike. An answer's length is the difference of two positions: nobody has to count tokens.
@@ -36,6 +38,10 @@ _LENT: Final = 10.0
 """Seconds that the measurement of all engines of a card counts beside an engine's own."""
 
 _LOWEST_RATE: Final = 1.0
+
+_STEP: Final = 0.1
+"""Seconds that a request may wait though nothing is before it: until a step ends, which is 0.02 to 0.1 s with many
+sequences (the stand-in's card profiles)."""
 
 _NEARLY: Final = 0.95
 """Share of the slots in use from which their number is what requests wait for."""
@@ -124,18 +130,20 @@ class Capacity:
         self.prefill_until = (max(now, begin)) + prompt_tokens / self.prefill_rate
         self.last_prompt = prompt_tokens
 
-    def observe(self, before: Reading | None, reading: Reading, max_num_seqs: int, unseen_tokens: int) -> None:
+    def observe(
+        self, before: Reading | None, reading: Reading, max_num_seqs: int, unseen_tokens: int, mean_prompt: float
+    ) -> None:
         """Learn from a reading and the one before it. `unseen_tokens` are those of the prompts that were sent so late
-        that the reading cannot show them."""
+        that the reading cannot show them, `mean_prompt` the tokens of a prompt as they are sent of late."""
         if before is not None and reading.begun_at > before.begun_at:
-            self._learn_prefill(before, reading, max_num_seqs)
+            self._learn_prefill(before, reading, max_num_seqs, mean_prompt)
             self._learn_decoding(before, reading)
         if reading.waiting == 0:
             # All prompts it knows of have begun; of one, the last, all may be left.
             longest = reading.begun_at + (self.last_prompt + unseen_tokens) / self.prefill_rate
             self.prefill_until = min(self.prefill_until, longest)
 
-    def _learn_prefill(self, before: Reading, reading: Reading, max_num_seqs: int) -> None:
+    def _learn_prefill(self, before: Reading, reading: Reading, max_num_seqs: int, mean_prompt: float) -> None:
         if reading.prompt_tokens is None or before.prompt_tokens is None:
             return
         elapsed = reading.begun_at - before.begun_at
@@ -145,9 +153,11 @@ class Capacity:
         self._any.add(done, elapsed, elapsed)
         short_of_slots = max(before.running, reading.running) >= _NEARLY * max_num_seqs
         short_of_memory = max(before.kv_use or 0.0, reading.kv_use or 0.0) >= self._policy.watermark
+        # Not the measured rate alone: once it is too low, a few tokens would be more than a step.
+        step = _STEP * max(self.prefill_rate, self._policy.prefill_rate)
         if not before.waiting or short_of_slots or short_of_memory:
             self._lacking = 0.0
-        elif reading.waiting:
+        elif min(before.waiting, reading.waiting) * mean_prompt >= step:
             self._busy.add(done, elapsed, elapsed)
             self._lacking = max(0.0, self._lacking + self.prefill_rate * elapsed - done)
         else:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
+from ringmaster_scheduler import health_rules
 from ringmaster_scheduler import policy as policy_module
+from ringmaster_scheduler.health_rules import Rule
 from ringmaster_scheduler.policy import Policy
 
 _HOUR_IN_MS: Final = 3_600_000
@@ -45,8 +47,10 @@ class Configuration(NamedTuple):
     haproxy_server_options: str = "check inter 1s fastinter 250ms fall 3 rise 2"
     token_file: str = ""
     drained_file: str = ""
+    kept_file: str = ""
     explanations: int = 10_000
     policy: Policy = Policy()
+    health_rules: tuple[Rule, ...] = ()
 
 
 _RANGES: Final = {
@@ -64,7 +68,7 @@ _RANGES: Final = {
     "maxconn_percent": (1, 1000),
     "explanations": (0, 10_000_000),
 }
-_MAY_BE_EMPTY: Final = ("haproxy_socket", "haproxy_server_options", "token_file", "drained_file")
+_MAY_BE_EMPTY: Final = ("haproxy_socket", "haproxy_server_options", "token_file", "drained_file", "kept_file")
 
 
 def parse(document: bytes) -> Configuration:
@@ -90,6 +94,11 @@ def parse(document: bytes) -> Configuration:
             content["policy"] = policy_module.parse(content["policy"])
         except policy_module.PolicyError as error:
             raise ConfigurationError(f"policy: {error}") from error
+    if "health_rules" in content:
+        try:
+            content["health_rules"] = health_rules.parse(content["health_rules"])
+        except health_rules.RuleError as error:
+            raise ConfigurationError(f"health_rules: {error}") from error
     configuration = Configuration(**content)
     if configuration.scrape_interval_ms + configuration.scrape_timeout_ms > configuration.stale_after_ms:
         raise ConfigurationError(
@@ -100,7 +109,7 @@ def parse(document: bytes) -> Configuration:
 
 
 def _check(key: str, value: Any) -> None:
-    if key == "policy":
+    if key in ("policy", "health_rules"):
         return
     if key not in _RANGES:
         if not isinstance(value, str) or (not value and key not in _MAY_BE_EMPTY):

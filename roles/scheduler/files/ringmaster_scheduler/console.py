@@ -9,7 +9,7 @@ from typing import Final
 from ringmaster_scheduler import __version__
 from ringmaster_scheduler.core import EngineView, LineView
 from ringmaster_scheduler.domain import Outcome
-from ringmaster_scheduler.status import Snapshot
+from ringmaster_scheduler.status import Snapshot, describe
 
 REFRESH_SECONDS: Final = 2
 
@@ -32,6 +32,7 @@ _COLUMNS: Final = (
     ("Model", ""),
     ("Card", ""),
     ("Health", ""),
+    ("Weight", "number"),
     ("Running", "number"),
     ("Waiting", "number"),
     ("KV use", "number"),
@@ -102,6 +103,8 @@ def _engine_row(view: EngineView) -> str:
     health = f'<span class="{view.health.value}">{view.health.value}</span>'
     if view.drained:
         health += ' <span class="unknown">drained</span>'
+    for each in view.reasons:
+        health += f' <small class="unknown">{escape(describe(each))}</small>'
     if view.reason:
         health += f" <small>{escape(view.reason)}</small>"
     model = escape(engine.model)
@@ -112,6 +115,7 @@ def _engine_row(view: EngineView) -> str:
         model,
         escape(engine.card),
         health,
+        f"{view.weight:g}" if view.weight else '<span class="unhealthy">out</span>',
         "–" if reading is None else str(reading.running),
         "–" if reading is None else str(reading.waiting),
         "–" if reading is None or reading.kv_use is None else f"{reading.kv_use:.0%}",

@@ -94,7 +94,8 @@ class Control:
             views = self._views()
             drained = [view.engine.name for view in views if view.drained]
             try:
-                await release(self._api, [view.engine for view in views], drained, self._maxconn_percent)
+                out = [view.engine.name for view in views if not view.weight]
+                await release(self._api, [view.engine for view in views], drained, self._maxconn_percent, out)
             except HaproxyError as error:
                 logger.warning("HAProxy keeps the last caps: %s", error)
 
@@ -188,7 +189,11 @@ class Control:
         wanted: dict[tuple[str, str], EngineView] = {
             (pool_name(view.engine.model), view.engine.name): view for view in self._views()
         }
-        serving = {view.engine.model for view in wanted.values() if view.health is Health.HEALTHY and not view.drained}
+        serving = {
+            view.engine.model
+            for view in wanted.values()
+            if view.health is Health.HEALTHY and not view.drained and view.weight
+        }
         mends: list[list[str]] = []
         for (backend, name), view in wanted.items():
             row = rows.get((backend, name))
@@ -204,7 +209,8 @@ class Control:
                 mends.append([f"set server {server} addr {word(view.engine.address)} port {view.engine.port}"])
             # HAProxy's queue would feed an engine that is known to be ill, if there is another one.
             ill = view.health is Health.UNHEALTHY and view.engine.model in serving
-            if view.drained or ill:
+            # One that is out by a rule answers wrong or not at all: nothing is better, even where there is no other.
+            if view.drained or ill or not view.weight:
                 if row.status not in ("DRAIN", "MAINT", "DOWN"):
                     mends.append([f"set server {server} state drain"])
                 continue
@@ -270,12 +276,20 @@ def _moved(engine: Engine, address: str) -> bool:
     return address != (f"[{known}]:{engine.port}" if known.version == 6 else f"{known}:{engine.port}")
 
 
-async def release(api: RuntimeApi, engines: Sequence[Engine], drained: Collection[str], maxconn_percent: int) -> None:
+async def release(
+    api: RuntimeApi,
+    engines: Sequence[Engine],
+    drained: Collection[str],
+    maxconn_percent: int,
+    out: Collection[str] = (),
+) -> None:
     """Give HAProxy what it does well with alone: the ``maxconn`` of its configuration, which is so many percent of the
-    engine's ``max_num_seqs``, and every engine that is not `drained` by an operator.
+    engine's ``max_num_seqs``, and every engine that is not `drained` by an operator. One that a rule keeps `out` stays
+    drained while its pool has another one: nobody would bring back a pool's last one.
 
     Raises HaproxyError.
     """
+    left = {engine.model for engine in engines if engine.name not in out and engine.name not in drained}
     info, stat = await api.run(LOOK)
     resting = {(row.backend, row.name) for row in statistics(info, stat).servers if row.status == "DRAIN"}
     commands = []
@@ -283,6 +297,7 @@ async def release(api: RuntimeApi, engines: Sequence[Engine], drained: Collectio
         backend = pool_name(engine.model)
         server = f"{backend}/{word(engine.name)}"
         commands.append(f"set maxconn server {server} {max(1, engine.max_num_seqs * maxconn_percent // 100)}")
-        if (backend, engine.name) in resting and engine.name not in drained:
+        kept = engine.name in drained or (engine.name in out and engine.model in left)
+        if (backend, engine.name) in resting and not kept:
             commands.append(f"set server {server} state ready")
     await api.run(commands)

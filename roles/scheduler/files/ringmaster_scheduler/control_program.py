@@ -110,6 +110,7 @@ def show_status(document: dict[str, Any]) -> str:
             "MODEL",
             "CARD",
             "HEALTH",
+            "WEIGHT",
             "DRAINED",
             "HELD",
             "OTHERS",
@@ -125,6 +126,7 @@ def show_status(document: dict[str, Any]) -> str:
                 each["model"],
                 each["card"],
                 each["health"],
+                _weight(each["weight"]),
                 each["drained"],
                 each["held"],
                 each["foreign"],
@@ -154,6 +156,50 @@ def show_status(document: dict[str, Any]) -> str:
             ),
         ]
     )
+
+
+def _weight(weight: float) -> str:
+    return "out" if not weight else f"{weight:g}"
+
+
+def show_nodes(document: dict[str, Any]) -> str:
+    """Return why the engines of some hosts have the weight that they have."""
+    return "\n\n".join(_node(each) for each in document["nodes"]) or "No host is known."
+
+
+def _node(node: dict[str, Any]) -> str:
+    agent = node["agent"]
+    if agent is None:
+        told = "no agent, so that nothing is known of its hardware"
+    elif agent["up"]:
+        told = f"its agent at {agent['address']} port {agent['port']} was heard {agent['heard_ago_s']} s ago"
+    else:
+        told = f"its agent at {agent['address']} port {agent['port']} is not followed: {agent['error']}"
+    lines = [_cell(f"{node['host']}: {told}")]
+    for engine in node["engines"]:
+        state = f"{engine['health']}{', drained' if engine['drained'] else ''}"
+        lines.append(_cell(f"  engine {engine['name']} ({state}): weight {_weight(engine['weight'])}"))
+        for reason in engine["reasons"]:
+            effect = "gets nothing" if not reason["factor"] else f"× {reason['factor']:g}"
+            lines.append(
+                _cell(
+                    f"    {effect}: {reason['rule']} on {reason['subject']}, for {reason['for_s']} s: {reason['seen']}"
+                )
+            )
+        if engine["stalled_s"] >= 1:
+            lines.append(f"    no progress for {engine['stalled_s']} s")
+    for watch in node["watches"]:
+        course = "good windows to end it" if watch["holds"] else "bad windows to hold"
+        held = f"; no change for {watch['held_for_s']} s" if watch["held_for_s"] else ""
+        lines.append(
+            _cell(
+                f"  {watch['rule']} on {watch['subject']} {'holds' if watch['holds'] else 'is in doubt'}:"
+                f" {watch['row']} of {watch['row_needed']} {course}; seen {watch['seen_ago_s']} s ago:"
+                f" {watch['seen']}{held}"
+            )
+        )
+    lines += [_cell(f"  not known, {name}: {reason}") for name, reason in sorted(node["unknown"].items())]
+    return "\n".join(lines)
 
 
 def show_queue(document: dict[str, Any]) -> str:
@@ -199,7 +245,7 @@ def _story(decision: dict[str, Any]) -> str:
         terms = decision["terms_s"]
         lines.append(
             f"  score of that engine {terms['score']} s: prefill {terms['prefill']}, decode {terms['decode']},"
-            f" memory {terms['memory']}, service {terms['service']}, over health weight {terms['weight']}"
+            f" memory {terms['memory']}, service {terms['service']}"
         )
     if decision["status"]:
         lines.append(f"  refused with {decision['status']}, retry after {_cell(decision['retry_after_s'])} s")
@@ -230,9 +276,37 @@ def show_rules(document: dict[str, Any]) -> str:
         ),
         table(("NUMBER", "VALUE"), policy.items()),
     ]
+    if document["health_rules"]:
+        parts.append(
+            table(
+                ("HEALTH RULE", "WINDOW S", "WINDOWS", "EFFECT", "BACK", "HOLD S", "CONDITION"),
+                [
+                    (
+                        name,
+                        rule["window_s"],
+                        rule["windows"],
+                        f"{rule['effect']} from {rule['floor']}" if "floor" in rule else str(rule["effect"]),
+                        rule["back"],
+                        rule["hold_s"],
+                        _condition(rule),
+                    )
+                    for name, rule in document["health_rules"].items()
+                ],
+            )
+        )
     if learnt:
         parts.append(table(("CLASS", "KEY", "ANSWER'S TOKENS"), learnt))
     return "\n\n".join(parts)
+
+
+def _condition(rule: dict[str, Any]) -> str:
+    common = ("kind", "window_s", "windows", "effect", "floor", "back", "hold_s", "condition")
+    given = [
+        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in rule.items()
+        if key not in common
+    ]
+    return f"{rule['condition']}{f' ({chr(59).join(given)})' if given else ''}"
 
 
 def change(scheduler: Scheduler, action: str, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -276,6 +350,10 @@ def run(options: argparse.Namespace, output: TextIO) -> None:
         path = "" if options.request is None else "/" + urllib.parse.quote(options.request, safe="")
         document = scheduler.get("/v1/explain" + path)
         text = show_decisions(document)
+    elif options.command == "explain-node":
+        path = "" if options.node is None else "/" + urllib.parse.quote(options.node, safe="")
+        document = scheduler.get("/v1/nodes" + path)
+        text = show_nodes(document)
     else:
         path, show = {
             "status": ("/v1/state", show_status),
@@ -299,7 +377,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands.add_parser("queue", help="who waits, in the order in which they will be taken")
     explain = commands.add_parser("explain", help="why a request went where it went")
     explain.add_argument("request", nargs="?", metavar="REQUEST-ID", help="default: the last decisions")
-    commands.add_parser("rules", help="the numbers that decide, and what was learnt")
+    explain_node = commands.add_parser("explain-node", help="why engines have the weight that they have")
+    explain_node.add_argument("node", nargs="?", metavar="NODE", help="a host or an engine; default: all")
+    commands.add_parser("rules", help="the numbers and rules that decide, and what was learnt")
     for action, text in (("drain", "send no more requests to engines"), ("undrain", "send requests to them again")):
         command = commands.add_parser(action, help=text)
         command.add_argument("names", nargs="+", metavar="NAME", help="an engine, or a host for all its engines")

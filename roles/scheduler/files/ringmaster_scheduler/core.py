@@ -8,6 +8,7 @@ How an engine is judged:
 
 * *Healthy*: its last good reading is younger than `stale_after`.
 * *Unhealthy*: it is not, and reading it has failed since; or nothing listens at its address any more.
+* *Out*: its health weight is 0, for a reason of `health`. It gets nothing, as if it were drained.
 * *Unknown*: nobody has looked. The engine is new, or the scheduler itself stood still (suspended, starved) and old
   readings say nothing about the engines. The difference matters: see `DecisionCore.decide`.
 
@@ -21,6 +22,12 @@ How requests and engines come together:
 * The *caps* (``maxconn``) therefore follow what the engines hold whenever somebody waits or soon will, and are as wide
   as the engine's limit otherwise. Without HAProxy's ear (no push came through of late) nothing would wait as decided:
   then every request is placed on the best engine, and HAProxy's own configuration limits them.
+
+What a health weight does: it is taken relative to the best usable engine of the model, so that a fault of all engines
+takes nothing from anybody. An engine of a tenth may hold a tenth of its limit, and is *paced*: with each request that
+the model's engines take it gains its share of one, a tenth of what its capacity would give it, and it takes one only
+when it has gained a whole one. So its share is a tenth at any load, also where nobody has much to do: the traffic that
+it still gets is what shows that it has recovered.
 """
 
 from __future__ import annotations
@@ -40,6 +47,7 @@ from ringmaster_scheduler.domain import (
     Health,
     Outcome,
     Reading,
+    Reason,
     Request,
     ServerCounts,
 )
@@ -61,6 +69,11 @@ _CERTAIN: Final = 0.5
 _MEAN_OVER: Final = 100
 """Requests over which the mean lengths of a pool fade."""
 
+_MOST_GAINED: Final = 4.0
+_LEAST_GAINED: Final = -4.0
+"""Requests that an engine of low weight can have gained, or owe: what it could not take when it had no room it does not
+take later in one burst."""
+
 
 class Settings(NamedTuple):
     """Times in seconds, all over 0: age at which a reading goes stale, how long a placement may be invisible, and what
@@ -75,6 +88,8 @@ class EngineView(NamedTuple):
     """One engine as the console, the metrics and the log see it.
 
     `reason` is empty or names what went wrong last, which a healthy engine is forgiven until its reading is stale.
+    `weight` is that of its health, 0 while it is out, with the `reasons` for it, and `share` what it is relative to the
+    best of its model.
     `held` counts the requests of this gateway, known or not, `foreign` those of others; `tokens` what all of them
     need; `limit` how many requests it may hold and `cap` the ``maxconn`` that HAProxy is to have. Rates in tokens/s.
     `avoided` says that HAProxy, by its own checks or somebody's word, sends nothing to an engine that is healthy.
@@ -87,6 +102,8 @@ class EngineView(NamedTuple):
     reason: str
     drained: bool
     weight: float
+    share: float
+    reasons: tuple[Reason, ...]
     over_watermark: bool
     avoided: bool
     reading: Reading | None
@@ -128,6 +145,9 @@ class EngineState:
         "avoided_until",
         "cap",
         "capacity",
+        "closed",
+        "credit",
+        "credit_at",
         "drained",
         "engine",
         "expected",
@@ -138,13 +158,16 @@ class EngineState:
         "limit",
         "line",
         "order",
+        "pace",
         "placements",
         "prices",
         "reading",
+        "reasons",
         "recent",
         "recent_at",
         "score",
         "seats",
+        "share",
         "surplus",
         "tokens",
         "turn",
@@ -162,9 +185,18 @@ class EngineState:
         self.healthy_until = _NEVER
         self.failure = ""
         self.drained = False
+        # Gets nothing: an operator drained it, or its health weight is 0.
+        self.closed = False
         # Until when HAProxy, by its last word, sends nothing there.
         self.avoided_until = _NEVER
         self.weight = 1.0
+        self.reasons: tuple[Reason, ...] = ()
+        # Its weight over that of the best usable engine of its model, 1 for one that is not paced.
+        self.share = 1.0
+        # Requests that it has gained and not taken, up to `credit_at` of the line's clock, and its gain a tick.
+        self.credit = 0.0
+        self.credit_at = 0.0
+        self.pace = 0.0
         self.capacity = Capacity(policy)
         self.watermark = Watermark(policy)
         # Requests of this gateway in the order in which they were placed; the sums are over them.
@@ -196,7 +228,21 @@ class EngineState:
 
     def usable(self, now: float) -> bool:
         """Whether requests may be sent there at all."""
-        return now <= self.healthy_until and not self.drained and now > self.avoided_until
+        return now <= self.healthy_until and not self.closed and now > self.avoided_until
+
+    def gained(self) -> float:
+        """Return the requests that it may take by its pace."""
+        return min(_MOST_GAINED, self.credit + (self.line.clock - self.credit_at) * self.pace)
+
+    def charge(self, requests: float) -> None:
+        """Count requests that it took, or, below 0, that another one took in its place."""
+        if self.share < 1.0:
+            self.credit = max(_LEAST_GAINED, self.gained() - requests)
+            self.credit_at = self.line.clock
+
+    def may_take(self) -> bool:
+        """Whether its pace lets it take one more request now."""
+        return self.share >= 1.0 or self.gained() >= 1.0
 
     def recent_work(self, policy: Policy, now: float) -> float:
         """Return the tokens placed on it of late, fading over the policy's memory."""
@@ -226,7 +272,7 @@ class EngineState:
         """Return what the pick compares, term by term."""
         decode, memory, service = self.prices
         output = self.expected + (self.unknown + self.foreign) * self.line.mean_output
-        return score.Terms(self.capacity.work(now), output * decode, self.needed() * memory, service, self.weight)
+        return score.Terms(self.capacity.work(now), output * decode, self.needed() * memory, service)
 
     def weigh(self, now: float) -> None:
         """Work out what the pick compares: the score of `terms`, at a fraction of the cost."""
@@ -240,7 +286,7 @@ class EngineState:
         if needed < self.used:
             needed = self.used
         output = self.expected + others * line.mean_output
-        self.score = (work + output * decode + needed * memory + service) / self.weight
+        self.score = work + output * decode + needed * memory + service
 
 
 class _Seat:
@@ -273,6 +319,7 @@ class Line:
         "_output",
         "_presumed",
         "_prompt",
+        "clock",
         "drain",
         "mean_output",
         "mean_prompt",
@@ -280,6 +327,7 @@ class Line:
         "model",
         "states",
         "surplus",
+        "tick",
         "waiting",
     )
 
@@ -293,6 +341,9 @@ class Line:
         self.mean_tokens = self.mean_prompt + self.mean_output
         self._presumed = self._least = 1.0
         self.surplus = 0
+        # By which paced engines gain: each request that one of the engines takes moves it on by `tick`.
+        self.clock = 0.0
+        self.tick = 0.0
 
     def learn(self, request: InFlight) -> None:
         """Count a request that was let in."""
@@ -308,6 +359,24 @@ class Line:
         # What is being answered will end and make room, also where nothing was taken for longer than the rate's memory.
         sequences = sum(state.count * state.capacity.sequence_rate for state in self.states if state.usable(now))
         self._least = max(1.0, _CERTAIN * sequences / self.mean_output * self.mean_tokens)
+
+    def settle_pace(self, now: float) -> None:
+        """Bring shares and paces up to date: of as many requests as make one tick, each usable engine is to take its
+        share of its capacity."""
+        usable = [state for state in self.states if state.usable(now)]
+        best = max((state.weight for state in usable), default=1.0) or 1.0
+        total = 0.0
+        for state in self.states:
+            state.credit = state.gained()
+            state.credit_at = self.clock
+            share = min(1.0, state.weight / best) if state.weight else 1.0
+            if share >= 1.0 or state.share >= 1.0:
+                state.credit = 0.0
+            state.share = share
+            state.pace = state.capacity.prefill_rate * share
+        for state in usable:
+            total += state.pace
+        self.tick = 1 / total if total else 0.0
 
     @property
     def drain_rate(self) -> float:
@@ -375,7 +444,7 @@ class _Pool:
             state = seat.state
             if state.usable(now):
                 recent += state.recent_work(policy, now)
-                rates += state.capacity.prefill_rate * state.weight
+                rates += state.capacity.prefill_rate * state.share
                 lowest = min(lowest, state.score)
             if self.adapter is not None:
                 seat.extra = score.adapter_time(policy, self.adapter, seat.state.reading)
@@ -456,6 +525,7 @@ class DecisionCore:
             state.line = line
             state.limit = min(state.limit, engine.max_num_seqs)
             state.drained = engine.name in self._drained
+            state.closed = state.drained or not state.weight
             state.seats = []
             line.states.append(state)
             self._states[engine.name] = state
@@ -489,6 +559,7 @@ class DecisionCore:
         self._drained = set(names)
         for name, state in self._states.items():
             state.drained = name in self._drained
+            state.closed = state.drained or not state.weight
             self._reenter(state)
 
     @property
@@ -496,13 +567,15 @@ class DecisionCore:
         """The names that were set, members or not."""
         return frozenset(self._drained)
 
-    def set_weight(self, name: str, weight: float, now: float) -> None:
-        """Take an engine's health weight, over 0 to 1. Raises KeyError for no member, ValueError out of range."""
-        if not 0 < weight <= 1:
-            raise ValueError(f"expected a weight over 0 to 1, found {weight}")
+    def set_weight(self, name: str, weight: float, now: float, reasons: tuple[Reason, ...] = ()) -> None:
+        """Take an engine's health weight, 0 (it is out) to 1, and why. Raises KeyError for no member, ValueError out of
+        range."""
+        if not 0 <= weight <= 1:
+            raise ValueError(f"expected a weight from 0 to 1, found {weight}")
         state = self._states[name]
-        state.weight = weight
-        state.weigh(now)
+        state.weight, state.reasons = weight, reasons
+        state.closed = state.drained or not weight
+        state.line.settle_pace(now)
         self._reenter(state)
 
     # What engines and HAProxy say -----------------------------------------------------------------------------------
@@ -523,7 +596,7 @@ class DecisionCore:
                 break
             young += 1
             unseen += request.prompt
-        state.capacity.observe(before, reading, state.engine.max_num_seqs, unseen)
+        state.capacity.observe(before, reading, state.engine.max_num_seqs, unseen, state.line.mean_prompt)
         state.watermark.observe(before, reading)
         shown = reading.running + reading.waiting
         if not self._controlled(now):
@@ -534,6 +607,11 @@ class DecisionCore:
         state.price(self.policy)
         state.weigh(now)
         self._reenter(state)
+
+    def placed_at(self, name: str) -> tuple[float, ...]:
+        """Return when each of this gateway's requests that an engine has was placed, the oldest first."""
+        state = self._states.get(name)
+        return () if state is None else tuple(request.placed_at or 0.0 for request in state.held)
 
     def record_failure(self, engine: Engine, reason: str, gone: bool = False) -> None:
         """Take a reading that failed. `gone` says that nothing listens there: no need to wait until the last good
@@ -606,6 +684,10 @@ class DecisionCore:
             return
         state = request.state
         if state is not None and ended.engine is not None and state.engine.name != ended.engine:
+            actual = self._states.get(ended.engine)
+            if actual is not None:
+                state.charge(-1.0)
+                actual.charge(1.0)
             self._swap(request, state, ended.engine)
         self._forget(request)
         request.ended = ended
@@ -727,7 +809,7 @@ class DecisionCore:
             unseen = not state.failure and now > state.healthy_until
             # One that is well and that HAProxy avoids: HAProxy then knows better what to say.
             avoided = now <= state.healthy_until and now <= state.avoided_until
-            if not state.drained and (unseen or avoided):
+            if not state.closed and (unseen or avoided):
                 return self._left_to_haproxy
         return self._no_engine
 
@@ -760,10 +842,11 @@ class DecisionCore:
                 heapq.heappop(heap)
             elif (
                 now > state.healthy_until
-                or state.drained
+                or state.closed
                 or now <= state.avoided_until
                 or len(state.held) + state.unknown >= state.limit
                 or state.capacity.prefill_until - now >= window
+                or (state.share < 1.0 and not state.may_take())
             ):
                 heapq.heappop(heap)
                 seat.version = 0
@@ -782,7 +865,8 @@ class DecisionCore:
             if seat.state.usable(now) and (not fit(seat.state) or fit(seat.state) >= record.prompt)
         ]
         free = [seat for seat in fitting if seat.state.count < seat.state.limit]
-        seat = min(free or fitting, key=_Seat.present_key, default=None)
+        in_turn = [seat for seat in free if seat.state.may_take()]
+        seat = min(in_turn or free or fitting, key=_Seat.present_key, default=None)
         return seat, "nobody" if seat is None else "least_loaded"
 
     def _holder(self, pool: _Pool, record: InFlight, prefix: str, controlled: bool, now: float) -> _Seat | None:
@@ -796,7 +880,7 @@ class DecisionCore:
         policy = self.policy
         found: _Seat | None = None
         for seat in [seat for name in names for seat in self._seats_of(name, pool)]:
-            has_room = seat.state.usable(now) and seat.state.count < seat.state.limit
+            has_room = seat.state.usable(now) and seat.state.count < seat.state.limit and seat.state.may_take()
             if has_room and (found is None or seat.present_key() < found.present_key()):
                 found = seat
         if found is None:
@@ -808,7 +892,7 @@ class DecisionCore:
         pays = score.affinity_pays(
             policy,
             state.recent_work(self.policy, now),
-            pool.recent_per_rate * state.capacity.prefill_rate * state.weight,
+            pool.recent_per_rate * state.capacity.prefill_rate * state.share,
             record.prompt,
             found.present_key()[0] - pool.lowest,
             saved,
@@ -878,6 +962,8 @@ class DecisionCore:
         state.capacity.place(request.prompt * (1 - saving), now)
         request.prefill_time = state.capacity.prefill_until - now
         state.line.drain.took(request.prompt + request.expected)
+        state.line.clock += state.line.tick
+        state.charge(1.0)
         state.weigh(now)
 
     def _take(self, request: InFlight, state: EngineState, now: float) -> None:
@@ -974,6 +1060,7 @@ class DecisionCore:
         for line in self._lines.values():
             self._settle_capacities(line)
             line.settle(now)
+            line.settle_pace(now)
             line.drain.observe(bool(line.waiting), now)
             for state in line.states:
                 state.price(self.policy)
@@ -997,13 +1084,15 @@ class DecisionCore:
                 capacity.settle(card)
 
     def _limit(self, state: EngineState) -> int:
-        """Return how many requests of this gateway an engine may hold."""
+        """Return how many requests of this gateway an engine may hold; at a tenth of the weight it is a tenth."""
         most, reading = state.engine.max_num_seqs, state.reading
         free: float | None = None
         if reading is not None and reading.kv_tokens is not None:
             free = self.policy.watermark * reading.kv_tokens - state.needed()
         held = state.count + state.foreign
         limit = state.watermark.limit(most, held, free, state.line.mean_tokens)
+        if state.share < 1.0:
+            limit = max(1, round(limit * state.share))
         # What other gateways hold is theirs, but no gateway takes another's share.
         share = limit // self._gateways if self._gateways > 1 else 0
         return max(1, limit - state.foreign, share)
@@ -1013,7 +1102,7 @@ class DecisionCore:
         for state in sorted(line.states, key=lambda state: (state.score, state.turn)):
             if not state.usable(now):
                 continue
-            while state.count < state.limit and state.capacity.work(now) < window:
+            while state.count < state.limit and state.capacity.work(now) < window and state.may_take():
                 first = line.waiting.first()
                 if first is None:
                     return
@@ -1024,14 +1113,26 @@ class DecisionCore:
         waiting = bool(line.waiting)
         usable = {state for state in line.states if state.usable(now)}
         tight = waiting or any(state.capacity.work(now) >= window / 2 for state in usable)
+        held = sum(state.count for state in usable)
         for state in line.states:
-            if waiting or (usable and state not in usable):
-                state.cap = min(state.limit, max(1, state.count))
+            if not state.weight:
+                # Not one more from the queue, also before the look has drained it; 0 would be no limit.
+                state.cap = 1
+            elif waiting or (usable and state not in usable):
+                # Who ends a request takes the next by itself; one that took more than its pace is not to.
+                ahead = state.share < 1.0 and state.gained() < 0.0
+                state.cap = min(state.limit, max(1, state.count - ahead))
+            elif state.share < 1.0:
+                # A slot that is seen free is taken by whatever finds no other one.
+                state.cap = min(state.limit, max(1, state.count + int(max(0.0, state.gained()))))
             elif not tight:
                 state.cap = state.limit
             else:
                 room = (window - state.capacity.work(now)) * state.capacity.prefill_rate / line.mean_prompt
                 state.cap = max(1, min(state.limit, state.count + max(0, int(room))))
+            if state.share < 1.0:
+                # What it is thought to hold may be a guess, and HAProxy fills whatever is let free.
+                state.cap = min(state.cap, max(1, math.ceil(held * state.pace * line.tick)))
 
     def caps(self) -> list[Cap]:
         """Return the caps that HAProxy does not have yet, those first that let requests in."""
@@ -1065,6 +1166,8 @@ class DecisionCore:
             reason=reason,
             drained=state.drained,
             weight=state.weight,
+            share=state.share,
+            reasons=state.reasons,
             over_watermark=state.watermark.over,
             avoided=now <= state.avoided_until and now <= state.healthy_until,
             reading=state.reading,
@@ -1083,6 +1186,14 @@ class DecisionCore:
     def models(self) -> tuple[str, ...]:
         """The models of the members."""
         return tuple(self._lines)
+
+    def well(self, now: float) -> set[str]:
+        """Return the engines that are healthy and not drained, whatever their weight."""
+        return {name for name, state in self._states.items() if now <= state.healthy_until and not state.drained}
+
+    def weights(self) -> dict[str, tuple[float, tuple[Reason, ...]]]:
+        """Return every engine's health weight with the reasons for it."""
+        return {name: (state.weight, state.reasons) for name, state in self._states.items()}
 
     def lines(self) -> list[LineView]:
         """Return the queue of every model."""

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ringmaster_scheduler import nodes
+from ringmaster_scheduler.agents import AgentReader
 from ringmaster_scheduler.configuration import Configuration
 from ringmaster_scheduler.control import Control, release
 from ringmaster_scheduler.core import DecisionCore, Settings
@@ -19,15 +21,19 @@ from ringmaster_scheduler.drained import DrainedFile
 from ringmaster_scheduler.engines import EngineReader
 from ringmaster_scheduler.explanations import Explanations
 from ringmaster_scheduler.haproxy import HaproxyError, RuntimeApi
+from ringmaster_scheduler.health import HealthBook
 from ringmaster_scheduler.http_api import HttpApi, Source
+from ringmaster_scheduler.kept import KeptFile
 from ringmaster_scheduler.log_receiver import LogReceiver
 from ringmaster_scheduler.members import MembersFile
 from ringmaster_scheduler.server import SpoeServer
 from ringmaster_scheduler.service_manager import ServiceManager
-from ringmaster_scheduler.status import Snapshot
+from ringmaster_scheduler.status import AgentView, Snapshot, describe
 
 # How often the members file is looked at and changes of health are logged, in seconds.
 _TICK: Final = 1.0
+# How often the health rules are asked for the engines' weights, in seconds: as often as the engines are read.
+_WEIGH: Final = 0.25
 # How long HAProxy gets to close its connections at the end, in seconds.
 _FAREWELL: Final = 1.0
 
@@ -54,10 +60,18 @@ class Daemon:
         self._core.set_drained(self._drained.load())
         if self._drained.error:
             logger.error("drained engines are not known: %s", self._drained.error)
+        self._book = HealthBook(configuration.health_rules)
+        self._kept = KeptFile(configuration.kept_file)
+        self._kept_taken = False
+        self._agents = AgentReader(self._book.observe_agent)
+        self._weight_changes: dict[str, int] = {}
         self._explanations = Explanations(configuration.explanations, time.time() - self._loop.time())
         self._members = MembersFile(configuration.members_file)
         self._reader = EngineReader(
-            self._core, configuration.scrape_interval_ms / 1000, configuration.scrape_timeout_ms / 1000
+            self._core,
+            self._book.observe_reading,
+            configuration.scrape_interval_ms / 1000,
+            configuration.scrape_timeout_ms / 1000,
         )
         self._spoe = SpoeServer(self._decide)
         self._log = LogReceiver(self._end)
@@ -70,7 +84,7 @@ class Daemon:
             configuration.maxconn_percent,
         )
         self._http = HttpApi(
-            Source(self.snapshot, self._queue, self._rules, self._drain, self._explanations),
+            Source(self.snapshot, self._queue, self._nodes, self._rules, self._drain, self._explanations),
             read_token(configuration.token_file, os.environ),
         )
         self._health: dict[str, Health] = {}
@@ -110,7 +124,32 @@ class Daemon:
         ]
 
     def _rules(self) -> dict[str, Any]:
-        return {"policy": self._core.policy.document(), "output_tokens_learnt": self._core.lengths()}
+        return {
+            "policy": self._core.policy.document(),
+            "health_rules": {rule.name: {**rule.document(), "condition": rule.about.text} for rule in self._book.rules},
+            "output_tokens_learnt": self._core.lengths(),
+        }
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        now = self._loop.time()
+        agents = {view.host: view for view in self._agent_views(now)}
+        return nodes.documents(self._book, self._core.views(now), agents, now)
+
+    def _agent_views(self, now: float) -> tuple[AgentView, ...]:
+        return tuple(
+            AgentView(
+                host,
+                follower.agent.address,
+                follower.agent.port,
+                follower.connected_at is not None,
+                follower.error,
+                None if follower.heard_at is None else now - follower.heard_at,
+                follower.lines,
+                follower.connections,
+                follower.refused,
+            )
+            for host, follower in sorted(self._agents.followers.items())
+        )
 
     def _drain(self, name: str, drained: bool) -> bool:
         """Drain an engine or end that; return whether that changed anything.
@@ -155,6 +194,9 @@ class Daemon:
             lines=tuple(self._core.lines()),
             shares=self._core.shares(),
             uptime=now - self._begun_at,
+            agents=self._agent_views(now),
+            weight_changes=dict(self._weight_changes),
+            kept_error=self._kept.error,
         )
 
     async def run(self) -> None:
@@ -177,6 +219,7 @@ class Daemon:
                 self._configuration.spoe_port,
             )
             tasks.append(self._loop.create_task(self._keep_house()))
+            tasks.append(self._loop.create_task(self._keep_weighing()))
             if self._manager.watchdog_interval is not None:
                 tasks.append(self._loop.create_task(self._feed_watchdog(self._manager.watchdog_interval)))
             for task in tasks:
@@ -203,6 +246,7 @@ class Daemon:
         self._log.close()
         await self._http.close()
         await self._reader.close()
+        await self._agents.close()
         self._manager.close()
 
     def _follow_members(self, force: bool = False) -> None:
@@ -213,8 +257,42 @@ class Daemon:
             return
         engines = self._members.engines or ()
         self._core.set_engines(engines, self._members.gateways)
+        now = self._loop.time()
+        self._book.set_members(engines, [agent.host for agent in self._members.agents], now)
+        if not self._kept_taken:
+            self._kept_taken = True
+            self._book.restore(self._kept.load()[0], now)
+            if self._kept.error:
+                logger.warning("which engines were out is not known: %s", self._kept.error)
+        self._weigh()
         self._reader.follow(engines)
-        logger.info("members: %d engines from %s", len(engines), self._members.path)
+        self._agents.follow(self._members.agents)
+        logger.info(
+            "members: %d engines, %d agents from %s", len(engines), len(self._members.agents), self._members.path
+        )
+
+    def _weigh(self) -> None:
+        """Take up what the health rules say."""
+        now = self._loop.time()
+        before = self._core.weights()
+        verdicts = self._book.evaluate(now, self._core.well(now))
+        for name, verdict in verdicts.items():
+            weight, reasons = before[name]
+            if verdict == (weight, reasons):
+                continue
+            self._core.set_weight(name, verdict.weight, now, verdict.reasons)
+            if verdict.weight != weight:
+                self._weight_changes[name] = self._weight_changes.get(name, 0) + 1
+                because = "; ".join(map(describe, verdict.reasons)) or "no rule holds any more"
+                logger.info("engine %s has weight %g, had %g: %s", name, verdict.weight, weight, because)
+        self._weight_changes = {name: count for name, count in self._weight_changes.items() if name in verdicts}
+        if self._kept_taken:  # what was kept is not to be lost before it was taken
+            self._kept.save(self._book.closed(), {name for name, verdict in verdicts.items() if not verdict.weight})
+
+    async def _keep_weighing(self) -> None:
+        while True:
+            await asyncio.sleep(_WEIGH)
+            self._weigh()
 
     def _log_health(self) -> None:
         views = self._core.views(self._loop.time())
@@ -277,7 +355,8 @@ async def release_haproxy(configuration: Configuration) -> str | None:
     api = RuntimeApi(configuration.haproxy_socket, configuration.haproxy_timeout_ms / 1000)
     try:
         drained = DrainedFile(configuration.drained_file).load()
-        await release(api, members.engines, drained, configuration.maxconn_percent)
+        out = KeptFile(configuration.kept_file).load()[1]
+        await release(api, members.engines, drained, configuration.maxconn_percent, out)
     except HaproxyError as error:
         return str(error)
     return None

@@ -22,12 +22,21 @@ class Engine(NamedTuple):
     max_model_len: int = 0
 
 
+class Agent(NamedTuple):
+    """A host's agent as the members document describes it."""
+
+    host: str
+    address: str
+    port: int
+
+
 class Reading(NamedTuple):
     """What an engine said of itself.
 
     `begun_at` is when it was asked, in seconds: the answer is at least that fresh. `kv_use` is the share of KV blocks
     in use, 0 to 1, and `kv_tokens` the size of the KV pool in tokens. `preemptions`, `prompt_tokens` (computed ones,
-    not those from the prefix cache) and `generation_tokens` count since the engine's start. `adapters` are the LoRA
+    not those from the prefix cache), `generation_tokens` and `iterations` (steps of its scheduler) count since the
+    engine's start, which is `process_start`, in seconds since the epoch by the engine's clock. `adapters` are the LoRA
     adapters that run, `max_adapters` how many may run at once. None where the engine does not tell.
     """
 
@@ -41,6 +50,8 @@ class Reading(NamedTuple):
     generation_tokens: int | None = None
     adapters: tuple[str, ...] = ()
     max_adapters: int | None = None
+    iterations: int | None = None
+    process_start: float | None = None
 
 
 class Request(NamedTuple):
@@ -80,6 +91,17 @@ class Decision(NamedTuple):
     retry_after: int | None = None
     priority: int | None = None
     reason: str = ""
+
+
+class Reason(NamedTuple):
+    """Why an engine's health weight is what it is: the rule, what it holds on, its factor (0 where the engine gets
+    nothing), what was seen, and since when."""
+
+    rule: str
+    subject: str
+    factor: float
+    text: str
+    since: float
 
 
 class Health(Enum):

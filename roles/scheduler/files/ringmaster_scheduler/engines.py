@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import aiohttp
@@ -19,10 +19,19 @@ _LARGEST_PAGE: Final = 4 * 1024 * 1024
 
 
 class EngineReader:
-    """Keeps the decision core supplied with readings of the engines it follows. `interval` and `timeout` in seconds."""
+    """Keeps the decision core supplied with readings of the engines it follows, and `observe` with the good ones, and
+    where one shows no request, with when those were placed that the books have there. `interval` and `timeout` in
+    seconds."""
 
-    def __init__(self, core: DecisionCore, interval: float, timeout: float) -> None:
+    def __init__(
+        self,
+        core: DecisionCore,
+        observe: Callable[[Engine, Reading, Sequence[float]], None],
+        interval: float,
+        timeout: float,
+    ) -> None:
         self._core = core
+        self._observe = observe
         self._interval = interval
         self._timeout = timeout
         self._tasks: dict[tuple[str, str, int], asyncio.Task[None]] = {}
@@ -81,7 +90,10 @@ class EngineReader:
         except exposition.ExpositionError as error:
             reason = str(error)
         else:
-            self._core.record_reading(engine, Reading(begun_at, *metrics))
+            reading = Reading(begun_at, *metrics)
+            self._core.record_reading(engine, reading)
+            idle = not reading.running + reading.waiting
+            self._observe(engine, reading, self._core.placed_at(engine.name) if idle else ())
             return
         # A time-out that comes much too late says that this process stood still (suspended, starved), not the engine.
         if loop.time() - begun_at < 2 * self._timeout:

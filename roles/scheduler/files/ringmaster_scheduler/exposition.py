@@ -14,6 +14,8 @@ Names, current and former, of vLLM's metrics; the newer one wins where a release
 * ``vllm:num_preemptions_total``, ``vllm:generation_tokens_total``.
 * ``vllm:prompt_tokens_by_source_total`` with ``source="local_compute"``: prompt tokens that were computed. Where it is
   missing, ``vllm:prompt_tokens_total``, which counts those from the prefix cache as well.
+* ``vllm:iteration_tokens_total_count``: steps of the engine's scheduler, its heartbeat. ``process_start_time_seconds``
+  tells one process from the next.
 * ``vllm:lora_requests_info``, whose labels tell how many adapters may run and which do. Every state leaves a series
   behind; its value is when it was so, and the latest counts.
 
@@ -39,6 +41,8 @@ GENERATION_TOKENS: Final = b"vllm:generation_tokens_total"
 PROMPT_TOKENS_BY_SOURCE: Final = b"vllm:prompt_tokens_by_source_total"
 PROMPT_TOKENS: Final = b"vllm:prompt_tokens_total"
 ADAPTERS: Final = b"vllm:lora_requests_info"
+ITERATIONS: Final = b"vllm:iteration_tokens_total_count"
+PROCESS_START: Final = b"process_start_time_seconds"
 
 # No engine holds so many requests; a number beyond is a fault of the page, and would otherwise be believed for ever.
 _MOST_REQUESTS: Final = 1_000_000
@@ -74,6 +78,8 @@ class EngineMetrics(NamedTuple):
     generation_tokens: int | None
     adapters: tuple[str, ...]
     max_adapters: int | None
+    iterations: int | None
+    process_start: float | None
 
 
 def parse(page: bytes) -> EngineMetrics:
@@ -94,6 +100,8 @@ def parse(page: bytes) -> EngineMetrics:
         generation_tokens=_counter(page, GENERATION_TOKENS),
         adapters=adapters,
         max_adapters=max_adapters,
+        iterations=_counter(page, ITERATIONS),
+        process_start=_process_start(page),
     )
 
 
@@ -154,6 +162,11 @@ def _counter(page: bytes, name: bytes, source: bytes | None = None) -> int | Non
     if not values or not all(0 <= value <= _MOST_TOKENS for value in values):
         return None
     return round(math.fsum(values))
+
+
+def _process_start(page: bytes) -> float | None:
+    values = [value for _unused, value in _series(page, PROCESS_START)]
+    return values[0] if len(values) == 1 and 0 < values[0] <= _MOST_TOKENS else None
 
 
 def _adapters(page: bytes) -> tuple[tuple[str, ...], int | None]:

@@ -2,7 +2,8 @@
 """The scheduler's HTTP interface.
 
 Read by anybody on the management network: ``/healthz``, ``/metrics``, the console page ``/``, ``/v1/state``,
-``/v1/queue``, ``/v1/explain/ID`` and ``/v1/explain`` (the last decisions), ``/v1/rules``.
+``/v1/queue``, ``/v1/nodes`` and ``/v1/nodes/NAME`` (a host, or that of an engine), ``/v1/explain/ID`` and
+``/v1/explain`` (the last decisions), ``/v1/rules``.
 
 With a token (``Authorization: Bearer TOKEN``): ``POST /v1/engines/NAME/drain`` and ``/undrain``.
 """
@@ -36,11 +37,12 @@ its questions are left."""
 
 
 class Source(NamedTuple):
-    """Where the answers come from. `rules` and `queue` give plain types; `drain` takes a name and whether to drain it,
-    and returns whether that changed anything; it raises KeyError for an engine that is no member."""
+    """Where the answers come from. `rules`, `queue` and `nodes` give plain types; `drain` takes a name and whether to
+    drain it, and returns whether that changed anything; it raises KeyError for an engine that is no member."""
 
     snapshot: Callable[[], Snapshot]
     queue: Callable[[], list[dict[str, Any]]]
+    nodes: Callable[[], list[dict[str, Any]]]
     rules: Callable[[], dict[str, Any]]
     drain: Callable[[str, bool], bool]
     explanations: Explanations
@@ -68,6 +70,8 @@ class HttpApi:
                 web.get("/metrics", self._metrics),
                 web.get("/v1/state", self._state),
                 web.get("/v1/queue", self._queue),
+                web.get("/v1/nodes", self._nodes),
+                web.get("/v1/nodes/{name}", self._node),
                 web.get("/v1/rules", self._rules),
                 web.get("/v1/explain", self._explain_last),
                 web.get("/v1/explain/{id}", self._explain),
@@ -111,6 +115,18 @@ class HttpApi:
 
     async def _queue(self, _unused: web.Request) -> web.Response:
         return _json({"queues": self._source.queue()})
+
+    async def _nodes(self, _unused: web.Request) -> web.Response:
+        return _json({"nodes": self._source.nodes()})
+
+    async def _node(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        nodes = self._source.nodes()
+        found = [node for node in nodes if name in (node["host"], *(engine["name"] for engine in node["engines"]))]
+        if not found:
+            known = ", ".join(node["host"] for node in nodes)
+            return _error(404, f"no host or engine is named {name}; hosts: {known or 'none'}")
+        return _json({"nodes": found})
 
     async def _rules(self, _unused: web.Request) -> web.Response:
         return _json(self._source.rules())

@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any, Final
 
-from ringmaster_scheduler.domain import Engine
+from ringmaster_scheduler.domain import Agent, Engine
 
 SCHEMA: Final = 1
 # A site of 10,000 engines needs about 3 MB.
@@ -60,17 +60,43 @@ def count_gateways(document: bytes) -> int:
     return max(1, len(gateways)) if isinstance(gateways, list) else 1
 
 
+def agents(document: bytes) -> tuple[Agent, ...]:
+    """Return the agents of a members document that can be parsed, in its order; none where it does not tell.
+
+    Raises MembersError.
+    """
+    listed = json.loads(document).get("agents", [])
+    if not isinstance(listed, list):
+        raise MembersError("expected a list of agents")
+    found = tuple(_agent(entry, f"agents[{index}]") for index, entry in enumerate(listed))
+    hosts = [agent.host for agent in found]
+    if len(set(hosts)) != len(hosts):
+        raise MembersError(f"two agents are on {next(host for host in hosts if hosts.count(host) > 1)}")
+    return found
+
+
+def _agent(entry: Any, place: str) -> Agent:
+    if not isinstance(entry, dict):
+        raise MembersError(f"{place}: expected an object")
+    return Agent(_text(entry, "host", place), _address(entry, place), _integer(entry, "port", place, 65535))
+
+
+def _address(entry: dict[str, Any], place: str) -> str:
+    address = _text(entry, "address", place)
+    if not _ADDRESS.match(address) and not _is_ipv6(address):
+        raise MembersError(
+            f"{place}.address: expected an IP address without a zone, or a host's name, found {address!r}"
+        )
+    return address
+
+
 def _engine(entry: Any, place: str) -> Engine:
     if not isinstance(entry, dict):
         raise MembersError(f"{place}: expected an object")
     name = _text(entry, "name", place)
     if not _NAME.match(name):
         raise MembersError(f"{place}.name: expected letters, digits and _.:- only, found {name!r}")
-    address = _text(entry, "address", place)
-    if not _ADDRESS.match(address) and not _is_ipv6(address):
-        raise MembersError(
-            f"{place}.address: expected an IP address without a zone, or a host's name, found {address!r}"
-        )
+    address = _address(entry, place)
     adapters = entry.get("adapters", [])
     if not isinstance(adapters, list) or not all(_is_text(adapter) for adapter in adapters):
         raise MembersError(f"{place}.adapters: expected a list of names")
@@ -118,8 +144,8 @@ def _integer(entry: dict[str, Any], key: str, place: str, most: int) -> int:
 class MembersFile:
     """The members file, read again whenever it is another one than last time.
 
-    `error` says why its present content is not used, and is empty while it is. `engines` and `gateways` are those of
-    the last good content; `engines` is None until there was one.
+    `error` says why its present content is not used, and is empty while it is. `engines`, `agents` and `gateways` are
+    those of the last good content; `engines` is None until there was one.
     """
 
     def __init__(self, path: str) -> None:
@@ -127,6 +153,7 @@ class MembersFile:
         self.error = ""
         self.failures = 0
         self.engines: tuple[Engine, ...] | None = None
+        self.agents: tuple[Agent, ...] = ()
         self.gateways = 1
         self._signature: tuple[int, int, int] | None = None
 
@@ -145,6 +172,7 @@ class MembersFile:
             if len(document) > _LARGEST_FILE:
                 raise MembersError(f"over {_LARGEST_FILE} bytes")
             engines = parse(document)
+            listed = agents(document)
         except (OSError, MembersError) as error:
             text = f"{error.strerror}" if isinstance(error, OSError) else str(error)
             if isinstance(error, OSError):
@@ -156,5 +184,6 @@ class MembersFile:
             return True
         self.error = ""
         self.engines = engines
+        self.agents = listed
         self.gateways = count_gateways(document)
         return True

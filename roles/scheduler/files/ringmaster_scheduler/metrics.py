@@ -62,8 +62,29 @@ class SnapshotCollector(Collector):
             ("haproxy_follows", "1 while HAProxy takes what is pushed.", int(not snapshot.haproxy_error)),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", help_text, value=value)
+        yield from _agent_metrics(snapshot)
         yield from _queue_metrics(snapshot)
         yield from _engine_metrics(snapshot)
+
+
+def _agent_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    up = GaugeMetricFamily(f"{_PREFIX}_agent_up", "1 while the agent's stream comes.", labels=["host"])
+    age = GaugeMetricFamily(f"{_PREFIX}_agent_age_seconds", "Time since the agent's last line.", labels=["host"])
+    lines = CounterMetricFamily(f"{_PREFIX}_agent_lines", "Lines of the agent's stream.", labels=["host"])
+    connections = CounterMetricFamily(
+        f"{_PREFIX}_agent_connections", "Times that the agent's stream began.", labels=["host"]
+    )
+    refused = CounterMetricFamily(
+        f"{_PREFIX}_agent_refused", "Connections ended because of what came over them.", labels=["host"]
+    )
+    for agent in snapshot.agents:
+        up.add_metric([agent.host], int(agent.up))
+        if agent.age is not None:
+            age.add_metric([agent.host], agent.age)
+        lines.add_metric([agent.host], agent.lines)
+        connections.add_metric([agent.host], agent.connections)
+        refused.add_metric([agent.host], agent.refused)
+    yield from (up, age, lines, connections, refused)
 
 
 def _queue_metrics(snapshot: Snapshot) -> Iterator[Metric]:
@@ -94,7 +115,11 @@ def _engine_metrics(snapshot: Snapshot) -> Iterator[Metric]:
         (_engine_gauge("limit", "Requests it may hold, by its memory."), lambda view: view.limit),
         (_engine_gauge("maxconn", "The maxconn that HAProxy is to have."), lambda view: view.cap),
         (_engine_gauge("drained", "1 while it gets no more requests."), lambda view: int(view.drained)),
-        (_engine_gauge("weight_ratio", "Health weight, over 0 to 1."), lambda view: view.weight),
+        (_engine_gauge("weight_ratio", "Health weight, 0 (out) to 1."), lambda view: view.weight),
+        (
+            _engine_gauge("share_ratio", "Health weight relative to the best engine of the model."),
+            lambda view: view.share,
+        ),
         (
             _engine_gauge("over_watermark", "1 while its KV use is over the watermark."),
             lambda view: int(view.over_watermark),
@@ -125,8 +150,15 @@ def _engine_metrics(snapshot: Snapshot) -> Iterator[Metric]:
             lambda view: view.reading and view.reading.kv_tokens,
         ),
     ]
+    changes = CounterMetricFamily(f"{_PREFIX}_weight_changes", "Changes of the health weight.", labels=["engine"])
+    reasons = GaugeMetricFamily(
+        f"{_PREFIX}_engine_rule_active", "1 while the health rule holds for the engine.", labels=["engine", "rule"]
+    )
     for view in snapshot.engines:
         name = view.engine.name
+        changes.add_metric([name], snapshot.weight_changes.get(name, 0))
+        for rule in dict.fromkeys(reason.rule for reason in view.reasons):
+            reasons.add_metric([name, rule], 1)
         placements.add_metric([name], view.placements)
         failures.add_metric([name], snapshot.read_failures.get(name, 0))
         healthy.add_metric([name, view.engine.model, view.engine.card], int(view.health is Health.HEALTHY))
@@ -136,6 +168,8 @@ def _engine_metrics(snapshot: Snapshot) -> Iterator[Metric]:
                 family.add_metric([name], value)
     yield placements
     yield failures
+    yield changes
+    yield reasons
     yield healthy
     for family, _unused in gauges:
         yield family

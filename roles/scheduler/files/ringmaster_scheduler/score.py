@@ -9,10 +9,10 @@ measured to do. Counts of requests are not, and memory seen by NVML says nothing
   share each step with every other, so that this is small beside prefill, but it is what a slow card runs out of.
 * *Memory*: how full the KV pool will be, in parts of the watermark. Near it an engine begins to preempt, so that of two
   engines with equal work the emptier is the safer.
-* *Service*: one mean prompt, so that a weight tells also between engines that have nothing to do.
+* *Service*: one mean prompt, so that a slow engine is behind a fast one also where both have nothing to do.
 * *Adapter*: what it costs if the engine has to load the request's LoRA adapter, or can't yet, as too many others run.
 
-The sum is divided by the engine's health weight: an engine in doubt looks as loaded as one of a tenth of its size.
+An engine's health weight is no term: it rules how often the engine is to be picked at all (`core`, its pace).
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from ringmaster_scheduler.policy import Policy
 
 
 class Terms(NamedTuple):
-    """The terms of one engine at a moment, in seconds, and its health weight, over 0 to 1."""
+    """The terms of one engine at a moment, in seconds."""
 
     prefill: float
     decode: float
     memory: float
     service: float
-    weight: float
 
     @property
     def score(self) -> float:
         """What the pick compares, before the adapter's term."""
-        return (self.prefill + self.decode + self.memory + self.service) / self.weight
+        return self.prefill + self.decode + self.memory + self.service
 
 
 class Prices(NamedTuple):

@@ -6,15 +6,32 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringmaster_scheduler.core import EngineView, LineView
-from ringmaster_scheduler.domain import Health, Outcome
+from ringmaster_scheduler.domain import Health, Outcome, Reason
 from ringmaster_scheduler.score import Terms
+
+
+class AgentView(NamedTuple):
+    """A host's agent: `error` is why its stream does not come, empty while it does; `age` are the seconds since its
+    last line, None if there was none. `lines`, `connections` and `refused`, connections that were ended because of what
+    came over them, count since the start."""
+
+    host: str
+    address: str
+    port: int
+    up: bool
+    error: str
+    age: float | None
+    lines: int
+    connections: int
+    refused: int
 
 
 class Snapshot(NamedTuple):
     """The daemon at a moment. `uptime` in seconds; `members_error` is empty while the members file is in use as it is;
     `members_loaded` whether it ever was; `haproxy_error` is empty while HAProxy takes what is pushed,
     `haproxy_absent` says that none runs; `drained_error` is why the kept drains could not be read, if so. `estimated`
-    counts requests whose tokens were estimated from their length. The counts are since the start."""
+    counts requests whose tokens were estimated from their length; `weight_changes` are by engine. The counts are since
+    the start."""
 
     engines: tuple[EngineView, ...]
     outcomes: dict[Outcome, int]
@@ -38,6 +55,9 @@ class Snapshot(NamedTuple):
     lines: tuple[LineView, ...]
     shares: dict[str, float]
     uptime: float
+    agents: tuple[AgentView, ...]
+    weight_changes: dict[str, int]
+    kept_error: str
 
     def reasons(self) -> list[str]:
         """Return why the scheduler cannot do its work now; an empty list if it can."""
@@ -50,6 +70,8 @@ class Snapshot(NamedTuple):
             reasons.append(f"no members: {self.members_file} lists no engine")
         elif all(view.health is not Health.HEALTHY for view in self.engines):
             reasons.append("no engine is healthy")
+        elif all(view.health is not Health.HEALTHY or not view.weight for view in self.engines):
+            reasons.append("every healthy engine is out by a health rule")
         elif all(view.health is not Health.HEALTHY or view.avoided for view in self.engines):
             reasons.append("HAProxy sends nothing to any healthy engine")
         return reasons
@@ -68,7 +90,18 @@ class Snapshot(NamedTuple):
         ]
         if self.drained_error:
             warnings.append(f"drains may be forgotten: {self.drained_error}")
+        if self.kept_error:
+            warnings.append(f"a restart forgets which engines are out: {self.kept_error}")
         warnings += [f"engine {view.engine.name} is drained" for view in self.engines if view.drained]
+        warnings += [
+            f"engine {view.engine.name} {'is out' if not view.weight else f'has weight {view.weight:g}'}:"
+            f" {'; '.join(map(describe, view.reasons))}"
+            for view in self.engines
+            if view.weight < 1
+        ]
+        warnings += [
+            f"the agent of {agent.host} is not followed: {agent.error}" for agent in self.agents if not agent.up
+        ]
         if self.haproxy_error:
             warnings.append(f"HAProxy does not follow: {self.haproxy_error}")
         if self.members_loaded and self.members_error:
@@ -109,7 +142,13 @@ class Snapshot(NamedTuple):
             ],
             "keys": {key_id: round(share, 4) for key_id, share in self.shares.items()},
             "engines": [_engine_document(view) for view in self.engines],
+            "agents": {agent.host: {"up": agent.up, "error": agent.error} for agent in self.agents},
         }
+
+
+def describe(reason: Reason) -> str:
+    """Return a reason in words."""
+    return f"{reason.rule} on {reason.subject}: {reason.text}"
 
 
 def _engine_document(view: EngineView) -> dict[str, object]:
@@ -133,6 +172,11 @@ def _engine_document(view: EngineView) -> dict[str, object]:
         "kv_tokens": reading and reading.kv_tokens,
         "drained": view.drained,
         "weight": view.weight,
+        "weight_reasons": [
+            {"rule": each.rule, "subject": each.subject, "factor": each.factor, "seen": each.text}
+            for each in view.reasons
+        ],
+        "share": round(view.share, 4),
         "over_watermark": view.over_watermark,
         "held": view.held,
         "foreign": view.foreign,
