@@ -83,6 +83,13 @@ class Site:
             raise AssertionError(f"{host}: {command}: status {finished.returncode}: {finished.stderr}")
         return finished.stdout
 
+    def reboot(self, host: str) -> None:
+        """Restart a host and wait until it is back."""
+        command = "cat /proc/sys/kernel/random/boot_id"
+        boot = self.on(host, command)
+        self.on(host, "systemctl reboot", check=False)
+        wait_until(lambda: self.on(host, command, check=False) not in ("", boot), f"{host} comes back from its reboot")
+
     def playbook(self, name: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
         """Run a playbook; gives the finished process and the evidence document that it wrote."""
         return run_playbook(self.checkout, name, arguments)

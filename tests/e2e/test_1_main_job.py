@@ -17,7 +17,7 @@ from tests.e2e.conftest import ENGINES, MODEL, Site, changed_tasks, wait_until, 
 
 OPERATIONS = {
     "gateways": ["registry", "scheduler", "edge"],
-    "engines": ["baseline", "fabric", "gpu", "vllm"],
+    "engines": ["baseline", "fabric", "gpu", "vllm", "agent"],
     "monitors": ["observability"],
     "preprocessors": [],
 }

@@ -67,13 +67,7 @@ def test_pfc_switched_off_by_hand_is_found_mended_and_stays_mended(running_site:
     assert on in running_site.on(host, ask)
     assert apply(running_site, host) == []
 
-    boot = running_site.on(host, "cat /proc/sys/kernel/random/boot_id")
-    running_site.on(host, "systemctl reboot", check=False)
-
-    def rebooted() -> bool:
-        return running_site.on(host, "cat /proc/sys/kernel/random/boot_id", check=False) not in ("", boot)
-
-    wait_until(rebooted, f"{host} comes back from its reboot")
+    running_site.reboot(host)
     # By the unit alone: nothing was run on the host since.
     wait_until(lambda: on in running_site.on(host, ask, check=False), f"PFC of {PORT} on {host} is on again")
     assert rdma_info(running_site, host)[PORT]["mtu_bytes"] == 9000

@@ -32,6 +32,10 @@ MEMBERS = {
             "card": "l40s",
         },
     ],
+    "agents": [
+        {"host": "gpu-a1", "address": "192.0.2.13", "port": 8409},
+        {"host": "gpu-b1", "address": "2001:db8::15", "port": 8410},
+    ],
     "gateways": [{"name": "gw1", "address": "192.0.2.11"}, {"name": "gw2", "address": "gw2.example"}],
     "monitors": [{"name": "cpu-c1", "address": "2001:db8::16"}],
     "preprocessors": [{"name": "pi1", "address": "192.0.2.17"}],

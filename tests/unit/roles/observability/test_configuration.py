@@ -33,6 +33,7 @@ def test_every_member_is_a_target_with_its_labels() -> None:
         "prometheus": [("[2001:db8::16]:9090", {"host": "cpu-c1"})],
         "haproxy": [("192.0.2.11:8405", {"host": "gw1"}), ("gw2.example:8405", {"host": "gw2"})],
         "scheduler": [("192.0.2.11:8406", {"host": "gw1"}), ("gw2.example:8406", {"host": "gw2"})],
+        "agent": [("192.0.2.13:8409", {"host": "gpu-a1"}), ("[2001:db8::15]:8410", {"host": "gpu-b1"})],
         "engine": [
             ("192.0.2.13:8100", {"host": "gpu-a1", "engine": "gpu-a1.main", "model": "chat", "card": "l40s"}),
             ("[2001:db8::15]:8101", {"host": "gpu-b1", "engine": "gpu-b1.main", "model": 'o"d: d', "card": "l40s"}),

@@ -33,6 +33,9 @@ HAPROXY = {**GATEWAY, "job": "haproxy", "instance": "192.0.2.11:8405"}
 POOL = {**HAPROXY, "proxy": "pool_chat"}
 SERVER = {**POOL, "server": "gpu-a1.main", "state": "DOWN"}
 SCHEDULER = {**GATEWAY, "job": "scheduler", "instance": "192.0.2.11:8406"}
+AGENT = {"job": "agent", "host": "gpu-a1", "instance": "192.0.2.13:8409"}
+READER = {**AGENT, "reader": "rdma"}
+WEIGHT = {**SCHEDULER, "engine": "gpu-a1.main"}
 PROMETHEUS = {"job": "prometheus", "host": "cpu-c1", "instance": "192.0.2.16:9090"}
 
 
@@ -108,6 +111,8 @@ CASES = [
         HAPROXY,
         3,
     ),
+    Case("AgentDown", [series("up", AGENT, "1x5 0x60")], "40s", "50s", AGENT),
+    Case("AgentReaderDown", [series("ringmaster_agent_reader_up", READER, "1x5 0x60")], "2m25s", "2m40s", READER),
     Case("SchedulerDown", [series("up", SCHEDULER, "1x5 0x60")], "40s", "50s", SCHEDULER),
     Case(
         "SchedulerMembersStale",
@@ -115,6 +120,21 @@ CASES = [
         "40s",
         "50s",
         SCHEDULER,
+    ),
+    Case(
+        "EngineOut",
+        [series("ringmaster_scheduler_engine_weight_ratio", WEIGHT, "1x5 0x60")],
+        "40s",
+        "50s",
+        {"host": "gw1", "engine": "gpu-a1.main"},
+    ),
+    Case(
+        "EngineWeightLow",
+        [series("ringmaster_scheduler_engine_weight_ratio", WEIGHT, "1x5 0.1x100")],
+        "5m25s",
+        "5m40s",
+        {"host": "gw1", "engine": "gpu-a1.main"},
+        0.1,
     ),
     Case(
         "SchedulerNotAsked",
@@ -141,6 +161,9 @@ WELL = [
     series("up", HAPROXY, "1x200"),
     series("up", SCHEDULER, "1x200"),
     series("up", PROMETHEUS, "1x200"),
+    series("up", AGENT, "1x200"),
+    series("ringmaster_agent_reader_up", READER, "1x200"),
+    series("ringmaster_scheduler_engine_weight_ratio", WEIGHT, "1x200"),
     series("vllm:num_requests_running", VLLM, "0x50 200x100 0x50"),
     series("vllm:num_requests_waiting", VLLM, "0x50 40-1x40 0x110"),
     series("vllm:generation_tokens_total", VLLM, "0x50 0+4000x100 400000x50"),

@@ -185,3 +185,28 @@ def test_whatever_passes_can_be_read_by_the_scheduler(document: dict[str, Any]) 
 
 def test_the_good_document_can_be_read_by_the_scheduler() -> None:
     assert len(scheduler_members.parse(json.dumps(DOCUMENT).encode())) == 2
+
+
+AGENT = {"host": "gpu-a1", "address": "192.0.2.13", "port": 8409}
+
+
+def test_agents_may_be_there_or_not() -> None:
+    for agents in ([], [AGENT], [AGENT, {**AGENT, "host": "gpu-b1"}]):
+        assert check_members.faults_of_document({**DOCUMENT, "agents": agents}) == []
+
+
+@pytest.mark.parametrize(
+    ("agents", "fault"),
+    [
+        (None, "agents: expected a list, found null"),
+        ({}, "agents: expected a list, found {}"),
+        (["x"], 'agents[0]: expected an object, found "x"'),
+        ([{**AGENT, "port": 0}], "agents[0].port: expected an integer from 1 to 65535, found 0"),
+        ([{**AGENT, "port": True}], "agents[0].port: expected an integer from 1 to 65535, found true"),
+        ([{**AGENT, "host": ""}], 'agents[0].host: expected printable text, found ""'),
+        ([{"host": "a", "port": 1}], "agents[0].address: expected printable text, found null"),
+        ([AGENT, AGENT], "agents: expected each host once, found gpu-a1 again"),
+    ],
+)
+def test_wrong_agents_are_named(agents: object, fault: str) -> None:
+    assert check_members.faults_of_document({**DOCUMENT, "agents": agents}) == [fault]

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Health moves weight: what breaks in the fleet is seen by the node's agent or by the scheduler, named, and undone when
+it is over. The windows of the rules are seconds here (inventories/rehearsal)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rehearsal import faults, site
+from tests.e2e.conftest import ENGINES, Site
+from tests.e2e.gateway import GATEWAY, access_log, failures, get, placements, steady_load, wait_until
+
+HURT = "gpu-b1"
+WINDOW = 3.0  # seconds, of most rules in the rehearsal
+LATE = 6.0  # seconds that a busy machine may take longer than the rule says
+ROCE_WINDOWS, ROCE_GOOD = 3, 6
+CANARY_PERIOD = 5.0
+HUNG_AFTER = 10.0
+
+
+def node(running_site: Site, host: str, gateway: str = GATEWAY) -> dict[str, Any]:
+    """What the gateway's scheduler knows of a host: its agent, its only engine's weight and reasons."""
+    document = json.loads(get(running_site.addresses[gateway], site.SCHEDULER_PORT, f"/v1/nodes/{host}"))
+    [found] = document["nodes"]
+    [found["engine"]] = found["engines"]
+    return dict(found)
+
+
+def weight(running_site: Site, host: str) -> float:
+    """The host's weight."""
+    return float(node(running_site, host)["engine"]["weight"])
+
+
+def rules(running_site: Site, host: str) -> set[str]:
+    """Names of the rules that make the host's weight what it is."""
+    return {reason["rule"] for reason in node(running_site, host)["engine"]["reasons"]}
+
+
+def all_well(running_site: Site) -> bool:
+    """Whether every engine is healthy and has its whole weight."""
+    engines = [node(running_site, host)["engine"] for host in ENGINES]
+    return all(engine["weight"] == 1 and engine["health"] == "healthy" for engine in engines)
+
+
+@pytest.fixture(autouse=True)
+def healthy_site(running_site: Site) -> Iterator[None]:
+    """Each test starts with all engines well, and ends what it broke."""
+    wait_until(lambda: all_well(running_site), "every engine is well", 120)
+    yield
+    faults.switch_hardware_fault(running_site.checkout, "none")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left(running_site: Site) -> Iterator[None]:
+    """Cards count their ECC errors until the driver is loaded anew, and the site's verdict on them would stay."""
+    yield
+    running_site.reboot("gpu-a2")
+    wait_until(lambda: all_well(running_site), "every engine is well", 120)
+
+
+def share(running_site: Site, host: str, seconds: float) -> float:
+    """The host's share of the requests that the gateway gave to engines over so many seconds from now."""
+    before = placements(running_site)
+    time.sleep(seconds)
+    after = placements(running_site)
+    given = {name: after[name] - before[name] for name in after}
+    assert sum(given.values()) > 50, given
+    return given[f"{host}.main"] / sum(given.values())
+
+
+def test_port_that_loses_packets_has_a_tenth_of_its_share_and_no_request_fails(running_site: Site) -> None:
+    """May fail: nothing."""
+    checkout = running_site.checkout
+    with steady_load(running_site, 90) as outcomes:
+        faults.switch_hardware_fault(checkout, f"roce traffic on {HURT}")
+        time.sleep(10)
+        whole = share(running_site, HURT, 15)
+        faults.switch_hardware_fault(checkout, f"roce loss 0.1 % on {HURT}")
+        took = wait_until(lambda: weight(running_site, HURT) == 0.1, "the weight is a tenth")
+        assert rules(running_site, HURT) == {"roce_retransmits"}
+        assert took < (ROCE_WINDOWS + 1) * WINDOW + LATE
+        ill = share(running_site, HURT, 15)
+        faults.switch_hardware_fault(checkout, f"none on {HURT}")
+        faults.switch_hardware_fault(checkout, f"roce traffic on {HURT}")
+        back = wait_until(lambda: weight(running_site, HURT) == 1, "the weight is whole again")
+        assert back < (ROCE_GOOD + 1) * WINDOW + LATE
+        again = share(running_site, HURT, 15)
+    print(f"share: {whole:.3f}, ill {ill:.3f} after {took:.1f} s, again {again:.3f} after {back:.1f} s")
+    assert failures(outcomes) == []
+    # A tenth of its part beside the others' whole ones; its part is at most an equal one.
+    assert 0 < ill < 2 * 0.1 / (len(ENGINES) - 1 + 0.1)
+    assert ill < 0.5 * whole
+    assert again > 2 * ill
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "rule", "moved", "seconds"),
+    [
+        ("aer storm", "gpu-b1", "pcie_correctable_storm", lambda found: found == 0.5, 3 * WINDOW),
+        ("nvlink 3 down", "gpu-a1", "nvlink_down", lambda found: found == 0.1, 2 * WINDOW),
+        ("throttle thermal", "gpu-b1", "throttled", lambda found: 0.1 <= found < 1, 2 * WINDOW),
+        ("ecc uncorrected 1", "gpu-a2", "ecc_uncorrected", lambda found: found == 0.1, WINDOW),
+        ("xid 79", "gpu-b1", "card_lost", lambda found: found == 0, 4.0),
+        ("recovery action reset", "gpu-a1", "recovery_action", lambda found: found == 0, 4.0),
+    ],
+)
+def test_fault_moves_the_weight_as_its_rule_says_and_is_named(
+    running_site: Site, words: str, host: str, rule: str, moved: Callable[[float], bool], seconds: float
+) -> None:
+    """May fail: nothing; the faults are of the hardware, and the stand-in engines answer all the same."""
+    with steady_load(running_site, 20) as outcomes:
+        faults.switch_hardware_fault(running_site.checkout, f"{words} on {host}")
+        took = wait_until(lambda: rule in rules(running_site, host), f"{rule} is named")
+        found = weight(running_site, host)
+        print(f"{words}: {rule} after {took:.1f} s, weight {found}")
+        assert moved(found)
+        assert took < seconds + WINDOW + LATE
+        others = [weight(running_site, other) for other in ENGINES if other != host]
+        faults.switch_hardware_fault(running_site.checkout, f"none on {host}")
+        wait_until(lambda: weight(running_site, host) == 1, "the weight is whole again", 90)
+    assert others == [1, 1]
+    assert failures(outcomes) == []
+
+
+def test_hung_engine_is_out_within_ten_seconds_and_back_after_its_restart(running_site: Site) -> None:
+    """May fail: what the engine was answering when it hung, once it is started again."""
+    with steady_load(running_site, 30) as outcomes:
+        time.sleep(3)
+        hung = time.time()
+        faults.switch_fault(running_site.checkout, "gpu-a2", "main", "hang")
+        took = wait_until(lambda: weight(running_site, "gpu-a2") == 0, "the engine is out")
+        out = time.time()
+        assert "hung" in rules(running_site, "gpu-a2")
+        status = running_site.on("gpu-a2", "systemctl is-active standin-engine@main.service").strip()
+        time.sleep(5)
+        running_site.on("gpu-a2", "systemctl kill --signal=KILL --kill-whom=main standin-engine@main.service")
+        faults.switch_fault(running_site.checkout, "gpu-a2", "main", "none")
+        back = wait_until(lambda: weight(running_site, "gpu-a2") == 1, "the engine is back", 60)
+        time.sleep(3)
+    print(f"out after {took:.1f} s, back {back:.1f} s after its restart")
+    assert status == "active"
+    assert took < HUNG_AFTER + 1
+    assert failures([outcome for outcome in outcomes if outcome.started < hung - 3 or outcome.started > out]) == []
+    ids = {outcome.request_id for outcome in outcomes if outcome.error}
+    engines = {line["engine"] for line in access_log(running_site, hung - 30) if line["request_id"] in ids}
+    assert engines <= {"gpu-a2.main"}
+
+
+def test_engine_that_answers_wrong_is_out_within_two_canary_periods(running_site: Site) -> None:
+    """May fail: nothing; answers are wrong until the engine is out."""
+    with steady_load(running_site, 20) as outcomes:
+        faults.switch_fault(running_site.checkout, "gpu-a1", "main", "garbage")
+        took = wait_until(lambda: weight(running_site, "gpu-a1") == 0, "the engine is out")
+        out = time.time()
+        assert "canary_wrong" in rules(running_site, "gpu-a1")
+        time.sleep(10)
+        last = time.time()
+        faults.switch_fault(running_site.checkout, "gpu-a1", "main", "none")
+        wait_until(lambda: weight(running_site, "gpu-a1") == 1, "the engine is back", 90)
+    assert failures(outcomes) == []
+    # The answer itself takes a moment, too.
+    assert took < 2 * CANARY_PERIOD + LATE
+    after = {outcome.request_id for outcome in outcomes if out + 0.5 < outcome.started < last}
+    wrong = [
+        line
+        for line in access_log(running_site, out)
+        if line["request_id"] in after and line["engine"] == "gpu-a1.main"
+    ]
+    assert len(after) > 20
+    assert len(wrong) < 0.01 * len(after)
+
+
+def test_node_without_its_agent_is_trusted_less_and_named(running_site: Site) -> None:
+    """May fail: nothing."""
+    unit = "ringmaster-agent.service"
+    with steady_load(running_site, 20) as outcomes:
+        running_site.on(HURT, f"systemctl stop {unit}")
+        try:
+            wait_until(lambda: rules(running_site, HURT) == {"agent_silent"}, "the silence is named")
+            assert weight(running_site, HURT) == 0.5
+        finally:
+            running_site.on(HURT, f"systemctl start {unit}")
+        wait_until(lambda: weight(running_site, HURT) == 1, "the weight is whole again", 60)
+    assert failures(outcomes) == []
+
+
+def test_every_agent_is_heard_by_both_gateways_and_reads_all_there_is(running_site: Site) -> None:
+    for gateway in ("gw1", "gw2"):
+        for host in ENGINES:
+            found = node(running_site, host, gateway)
+            assert found["agent"]["up"], found
+            # Containers have no kernel log of their own: there is none before the first simulated line.
+            assert set(found["unknown"]) <= {"xid"}, found
