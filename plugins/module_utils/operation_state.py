@@ -172,7 +172,7 @@ class OperationState:
         except OSError as error:
             raise self._refused(error, self.document) from error
         try:
-            return _parse(json.loads(text), self.name)
+            return parse_record(json.loads(text), self.name)
         except (ValueError, RecursionError) as error:
             raise self._damaged(str(error) or type(error).__name__) from error
 
@@ -198,17 +198,17 @@ class OperationState:
         """
         paths = [self._checked(path) for path in files]
         known = self.load()
-        record = known or Record(self.name, _now(), measured, {})
+        record = known or Record(self.name, utc_now(), measured, {})
         added = sorted(set(paths) - set(record.files))
         if known and not added:
             return Outcome(False, known)
-        absent = _absent_at_first(record)
+        absent = absent_at_first(record)
         entries = dict(record.files)
         try:
             if write:
                 self._make_directories()
             for path in added:
-                if _beneath(path, absent):
+                if beneath(path, absent):
                     entries[path] = Entry("absent")
                 else:
                     entries[path] = self._examine(path, keep=write)
@@ -217,7 +217,7 @@ class OperationState:
                 self._write_document(record)
         except OSError as error:
             raise self._refused(error, self.directory) from error
-        return Outcome(True, record, added, [_record_diff(known, record)])
+        return Outcome(True, record, added, [record_diff(known, record)])
 
     def restore(self, write: bool = True, contents_in_diff: bool = False) -> Outcome:
         """Put every recorded path back, or remove it if it was absent. The record stays, so this can be run again.
@@ -237,7 +237,7 @@ class OperationState:
             removed = {path for path in differing if record.files[path].kind == "absent"}
             emptied = _emptied_parents(record, removed)
             diff = self._restore_diff(record, current, differing, contents_in_diff)
-            diff += [_kind_diff(path, {"kind": "directory"}, {"kind": "absent"}) for path in emptied]
+            diff += [kind_diff(path, {"kind": "directory"}, {"kind": "absent"}) for path in emptied]
             if write:
                 self._put_back(record, differing, emptied)
         except OSError as error:
@@ -258,7 +258,7 @@ class OperationState:
                 _remove_if_empty(self.base)
             except OSError as error:
                 raise self._refused(error, self.directory) from error
-        return Outcome(True, None, [self.directory], [_kind_diff(self.directory, {"recorded": True}, {})])
+        return Outcome(True, None, [self.directory], [kind_diff(self.directory, {"recorded": True}, {})])
 
     # Recording
 
@@ -268,7 +268,7 @@ class OperationState:
             raise OperationStateError(
                 "absolute paths without '..' in files, and not '/'", repr(path), "give the path of what the role owns"
             )
-        if normal == self.base or _beneath(normal, {self.base}) or _beneath(self.base, {normal}):
+        if normal == self.base or beneath(normal, {self.base}) or beneath(self.base, {normal}):
             raise OperationStateError(
                 f"files outside {self.base}, where the records are, and none of its parents",
                 repr(path),
@@ -373,7 +373,7 @@ class OperationState:
         for path in differing:
             now, then = current[path], record.files[path]
             if now.summary() != then.summary():
-                diff.append(_kind_diff(path, now.summary(), then.summary()))
+                diff.append(kind_diff(path, now.summary(), then.summary()))
             if contents and now.sha256 != then.sha256:
                 before = _shown(path, path, now, then)
                 after = _shown(path, os.path.join(self.contents, then.sha256), then, now)
@@ -411,11 +411,12 @@ class OperationState:
         )
 
 
-def _now() -> str:
+def utc_now() -> str:
+    """The moment of a record, in UTC and to the second."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _parse(document: Any, name: str) -> Record:
+def parse_record(document: Any, name: str) -> Record:
     """The record in a document. Raises ValueError saying what is wrong with it."""
     if not isinstance(document, dict):
         raise ValueError("no JSON object")
@@ -461,7 +462,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _beneath(path: str, directories: set[str]) -> bool:
+def beneath(path: str, directories: set[str]) -> bool:
+    """Whether one of the directories is above a path."""
     parent = os.path.dirname(path)
     while parent not in directories:
         if parent == os.path.dirname(parent):
@@ -470,7 +472,8 @@ def _beneath(path: str, directories: set[str]) -> bool:
     return True
 
 
-def _absent_at_first(record: Record) -> set[str]:
+def absent_at_first(record: Record) -> set[str]:
+    """Paths, and directories above them, that were not there when they were recorded."""
     absent = {path for path, entry in record.files.items() if entry.kind == "absent"}
     for entry in record.files.values():
         absent.update(entry.missing_parents)
@@ -675,11 +678,14 @@ def _remove_if_empty(path: str) -> None:
 # Diffs
 
 
-def _kind_diff(path: str, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def kind_diff(path: str, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """A difference in what a path is, as Ansible shows it."""
     return {"before_header": path, "after_header": path, "before": before, "after": after}
 
 
-def _record_diff(known: Record | None, record: Record) -> dict[str, Any]:
+def record_diff(known: Record | None, record: Record) -> dict[str, Any]:
+    """What a record gains over the one that was there, as Ansible shows it."""
+
     def shown(each: Record | None) -> dict[str, Any]:
         if each is None:
             return {}
@@ -689,7 +695,7 @@ def _record_diff(known: Record | None, record: Record) -> dict[str, Any]:
         }
 
     header = f"state of operation {record.name} before its first apply"
-    return _kind_diff(header, shown(known), shown(record))
+    return kind_diff(header, shown(known), shown(record))
 
 
 def _world_readable(path: str, entry: Entry) -> bool:

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+
+CHECKOUT = Path(__file__).resolve().parents[4]
 
 # The ssh of this site is a program that leaves a mark when it is called.
 INVENTORY = """
@@ -65,7 +69,8 @@ def site(controller: Any, inventory: str) -> None:
     mark = controller.root / "touched"
     controller.write("ssh", f"#!/bin/sh\ntouch {mark}\nexit 255\n").chmod(0o755)
     controller.write("inventory.yml", inventory)
-    for role in ("baseline", "fabric", "gpu", "registry", "vllm", "scheduler", "edge", "observability"):
+    plays = yaml.safe_load((CHECKOUT / "playbooks" / "site.yml").read_text(encoding="utf-8"))
+    for role in [role["role"].rpartition(".")[2] for play in plays for role in play.get("roles", [])]:
         controller.role(role, "[]")
 
 
