@@ -18,9 +18,14 @@ TIMEOUT = aiohttp.ClientTimeout(total=60, connect=5)
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. Times in seconds from the request's first byte; rate in tokens a second after the first token."""
+    """One answer, with its request's id in the logs, and the tokens of the prompt as the engine counted them.
 
+    Times in seconds from the request's first byte; rate in tokens a second after the first token.
+    """
+
+    request_id: str
     text: str
+    prompt_tokens: int
     tokens: int
     first_token: float | None
     seconds: float
@@ -62,7 +67,9 @@ async def _ask(address: str, key: str, model: str, *, stream: bool, prompt: str,
             if not stream:
                 document = await response.json()
                 text = document["choices"][0]["message"]["content"]
-                return Answer(text, document["usage"]["completion_tokens"], None, time.monotonic() - started)
+                usage, seconds = document["usage"], time.monotonic() - started
+                identity = response.headers["X-Request-Id"]
+                return Answer(identity, text, usage["prompt_tokens"], usage["completion_tokens"], None, seconds)
             return await _read_stream(response, started)
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:
         raise RehearsalError(f"expected an answer from {url}, found {type(error).__name__}: {error}") from error
@@ -70,16 +77,18 @@ async def _ask(address: str, key: str, model: str, *, stream: bool, prompt: str,
 
 async def _read_stream(response: aiohttp.ClientResponse, started: float) -> Answer:
     pieces: list[str] = []
-    tokens = 0
+    tokens = prompt_tokens = 0
     first_token: float | None = None
     async for line in response.content:
         if not line.startswith(b"data: "):
             continue
         data = line[6:].strip()
         if data == b"[DONE]":
-            return Answer("".join(pieces), tokens, first_token, time.monotonic() - started)
+            seconds, identity = time.monotonic() - started, response.headers["X-Request-Id"]
+            return Answer(identity, "".join(pieces), prompt_tokens, tokens, first_token, seconds)
         document = json.loads(data)
-        tokens = (document.get("usage") or {}).get("completion_tokens", tokens)
+        usage = document.get("usage") or {}
+        prompt_tokens, tokens = usage.get("prompt_tokens", prompt_tokens), usage.get("completion_tokens", tokens)
         for choice in document["choices"]:
             piece = choice["delta"].get("content")
             if piece:

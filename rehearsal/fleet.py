@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import platform
 import re
 import secrets
 import shutil
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rehearsal import images, inventory
+from rehearsal import images, inventory, preprocessor, standin_tokenizer
 from rehearsal.checkout import MACHINE_LOCK, Checkout, RehearsalError, locked, read_json, say, warn, write_atomically
 from rehearsal.hardware import installation, library, profiles
 from rehearsal.podman import execute, podman, podman_json
@@ -49,6 +50,7 @@ def up(checkout: Checkout) -> dict[str, str]:
     _ensure_inotify()
     _ensure_key(checkout)
     _ensure_secrets(checkout)
+    _ensure_preprocessor(checkout, site)
     network = _ensure_network(checkout)
     rails = [_ensure_network(checkout, rail) for rail in _rails(machines)]
     addresses = _allocate(checkout, network, wanted)
@@ -143,6 +145,18 @@ def _ensure_secrets(checkout: Checkout) -> None:
         path = checkout.state / "secrets" / name
         if not path.exists() or not path.read_text().strip():
             write_atomically(path, secrets.token_urlsafe(32))
+
+
+def _ensure_preprocessor(checkout: Checkout, site: inventory.Inventory) -> None:
+    """Where the inventory has preprocessors run: their program, and the tokenizer of the stand-in engines for them."""
+    hosts = [site.variables[host] for host in site.groups.get("preprocessors", [])]
+    if not any(values.get("preprocessor_binaries") for values in hosts):
+        return
+    architecture = platform.machine()
+    program = checkout.state / "preprocessor" / architecture
+    program.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(preprocessor.ensured(architecture), program)
+    standin_tokenizer.write(checkout.state / "tokenizer")
 
 
 def _networks(checkout: Checkout) -> list[dict[str, Any]]:

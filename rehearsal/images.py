@@ -78,7 +78,7 @@ def reference(name: str) -> str:
         )
     certificates = {path.name: path.read_text() for path in sorted(CERTIFICATES.glob("*.crt"))}
     content = json.dumps(
-        [known[name], OPTIONS, CUSTOMIZE, MASKED_UNITS, _fetch_settings(), certificates], sort_keys=True
+        [known[name], OPTIONS, CUSTOMIZE, MASKED_UNITS, fetch_settings(), certificates], sort_keys=True
     )
     return f"{REPOSITORY}-{name}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
@@ -115,7 +115,7 @@ def _build(name: str, image: str) -> None:
     with tempfile.TemporaryDirectory(prefix="ringmaster-image-") as folder:
         tarball = Path(folder) / "image.tar"
         settings = Path(folder) / "90machine"
-        settings.write_text("".join(f"{line}\n" for line in _fetch_settings()))
+        settings.write_text("".join(f"{line}\n" for line in fetch_settings()))
         hook = Path(folder) / "customize"
         hook.write_text(f"#!/bin/sh\n{CUSTOMIZE}")
         hook.chmod(0o755)
@@ -132,7 +132,7 @@ def _build(name: str, image: str) -> None:
             ),
             definition["suite"],
             str(tarball),
-            *_sources(definition["suite"]),
+            *sources(definition["suite"]),
         ]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode != 0:
@@ -141,12 +141,12 @@ def _build(name: str, image: str) -> None:
         podman("import", "--change", 'CMD ["/sbin/init"]', "--change", "STOPSIGNAL SIGRTMIN+3", str(tarball), image)
 
 
-def _fetch_settings() -> list[str]:
+def fetch_settings() -> list[str]:
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
     return sorted(line for line in dump.splitlines() if line.startswith(FETCH_SETTINGS) and not line.endswith('"";'))
 
 
-def _sources(suite: str) -> list[str]:
+def sources(suite: str) -> list[str]:
     """Lines of sources.list for a suite, from the mirrors of the machine's own apt; none: mmdebstrap's default."""
     listing = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"],

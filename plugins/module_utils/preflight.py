@@ -53,6 +53,8 @@ PORTS = (
     Port("gateways", "scheduler_spoe_port", 8407),
     Port("gateways", "scheduler_log_port", 8408),
     Port("engines", "agent_http_port", 8409),
+    Port("preprocessors", "preprocessor_port", 8410),
+    Port("preprocessors", "preprocessor_metrics_port", 8411),
     Port("monitors", "observability_port", 9090),
 )
 

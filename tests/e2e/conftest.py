@@ -20,6 +20,7 @@ from tests.support.load import Load
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "qwen2-7b-instruct"
 ENGINES = ("gpu-a1", "gpu-a2", "gpu-b1")
+PREPROCESSORS = ("pi1", "pi2")
 PATIENCE = 120.0  # seconds until a test gives up waiting for something that has to happen
 
 

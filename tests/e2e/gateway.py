@@ -120,9 +120,10 @@ def admin(running_site: Site, command: str) -> str:
 
 
 def access_log(running_site: Site, since: float) -> list[dict[str, Any]]:
-    """Lines of the access log since a Unix time."""
+    """Lines of the access log since a Unix time, of requests that came to be decided."""
     text = running_site.on(GATEWAY, f"journalctl --unit haproxy --since @{since:.0f} --no-pager --output cat")
-    return [json.loads(line[line.find("{") :]) for line in text.splitlines() if '"request_id"' in line]
+    lines = [json.loads(line[line.find("{") :]) for line in text.splitlines() if '"request_id"' in line]
+    return [line for line in lines if line["pool"] != "preprocessors"]
 
 
 def failures(outcomes: list[Outcome]) -> list[str]:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from rehearsal import chat, inventory, site
-from tests.e2e.conftest import ENGINES, MODEL, Site, changed_tasks, wait_until, within
+from tests.e2e.conftest import ENGINES, MODEL, PREPROCESSORS, Site, changed_tasks, wait_until, within
 
 OPERATIONS = {
     "gateways": ["registry", "scheduler", "edge"],
     "engines": ["baseline", "fabric", "gpu", "vllm", "agent"],
     "monitors": ["observability"],
-    "preprocessors": [],
+    "preprocessors": ["preprocessor"],
 }
 GATEWAYS = ("gw1", "gw2")
 KEY_FILES = {"gw1": "engine-key.map", "gpu-a1": "/etc/ringmaster/vllm/main/api-key"}
@@ -151,6 +151,8 @@ def test_prometheus_scrapes_every_member(running_site: Site) -> None:
     for gateway in GATEWAYS:
         assert f"http://{running_site.addresses[gateway]}:8405/metrics" in scraped
         assert f"http://{running_site.addresses[gateway]}:8406/metrics" in scraped
+    for host in PREPROCESSORS:
+        assert f"http://{running_site.addresses[host]}:8411/metrics" in scraped
 
 
 def test_console_page_shows_every_engine(running_site: Site) -> None:
@@ -162,7 +164,7 @@ def test_console_page_shows_every_engine(running_site: Site) -> None:
 
 
 def test_pis_carry_no_python(running_site: Site) -> None:
-    for host in ("pi1", "pi2"):
+    for host in PREPROCESSORS:
         found = running_site.on(host, "ls /usr/bin/python* /usr/local/bin/python* 2>/dev/null || true")
         assert found == "", host
 
@@ -174,7 +176,7 @@ def test_engines_answer_only_with_the_key(running_site: Site) -> None:
 
 
 def test_no_secret_in_a_file_that_others_can_read(running_site: Site) -> None:
-    for host in ("gw1", "gpu-a1", "cpu-c1"):
+    for host in ("gw1", "gpu-a1", "cpu-c1", "pi1"):
         for secret in (running_site.edge_key, running_site.engine_key):
             places = "/etc /opt/ringmaster /var/lib/ringmaster /var/log /run/log /run/systemd/system"
             search = f'grep -rlsF -f - {places} | xargs -r stat -c "%a %n"'

@@ -98,7 +98,8 @@ def answering_engines(running_site: Site, gateway: str, since: float, asked: set
             at = line.find("{")
             if at >= 0 and '"request_id"' in line:
                 entry = json.loads(line[at:])
-                engines[entry["request_id"]] = entry["engine"]
+                if entry["pool"] != "preprocessors":
+                    engines[entry["request_id"]] = entry["engine"]
         return asked <= engines.keys()
 
     wait_until(all_are_logged, "the access log has every request")

@@ -95,7 +95,7 @@ class Engine:
                 pass
 
             def do_GET(self) -> None:
-                self._answer({}) if self.path == "/health" else self.send_error(404)
+                self._answer({}) if self.path in {"/health", "/healthz"} else self.send_error(404)
 
             def do_POST(self) -> None:
                 body = self._body()
@@ -446,6 +446,8 @@ class Edge:
         frontend: str = "public",
     ) -> Answer:
         known = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        if isinstance(body, dict):
+            known["Content-Type"] = "application/json"
         encoded = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         with contextlib.closing(self.connect(frontend)) as connection:
             send_up_to_a_refusal(connection, method, path, encoded, {**known, **(headers or {})})

@@ -350,16 +350,21 @@ def test_preprocessor_says_what_it_found_out(site: Site) -> None:
         "X-Ringmaster-Key-Id": "team-b",
         "X-Ringmaster-Model": "org/beta",
         "X-Ringmaster-Prompt-Tokens": "123",
+        "X-Ringmaster-Max-Tokens": "45",
         "X-Ringmaster-Prefix": "abc",
+        "X-Ringmaster-Prefix-Blocks": "abc,def",
+        "X-Ringmaster-Class": "fast",
     }
-    answer = site.edge.complete("alpha", headers=found, key=None, frontend="dispatch")
+    # What the body says is what the preprocessor has read already; it is not read a second time.
+    body = {"prompt": "x", "model": "alpha", "max_tokens": 6}
+    answer = site.edge.ask("POST", "/v1/completions", body, headers=found, key=None, frontend="dispatch")
     assert answer.status == 200
     [question] = site.scheduler.asked
     del question["id"], question["body_bytes"]
     assert question == {
         "model": "org/beta",
         "prompt_tokens": 123,
-        "max_tokens": None,
+        "max_tokens": 45,
         "key_id": "team-b",
         "prefix": "abc",
     }

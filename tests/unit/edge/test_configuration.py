@@ -38,6 +38,15 @@ SITES = {
     "two models that differ in case": site(edge_members=members(engine("a.main", "m"), engine("b.main", "M"))),
     "one model": site(edge_members=members(engine("a.main", "alpha"))),
     "no engine": site(edge_members=members()),
+    "preprocessors": site(
+        edge_preprocessors=[{"name": "pi1", "address": "192.0.2.17"}, {"name": "pi2", "address": "2001:db8::17"}]
+    ),
+    "preprocessors and longer bodies than are held": site(
+        edge_preprocessors=[{"name": "pi1", "address": "192.0.2.17"}],
+        edge_body_bytes_held=16384,
+        edge_body_bytes_max=10**8,
+        edge_requests_per_minute=60,
+    ),
     "no other member": site(edge_members={**members(engine("a.main", "alpha")), "gateways": [], "preprocessors": []}),
     "no keys": site(edge_api_keys=[], edge_engine_api_key=""),
     "IPv6": site(edge_address="::1", edge_public_address="[::]"),

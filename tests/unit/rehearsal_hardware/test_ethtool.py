@@ -48,7 +48,7 @@ def read(machine: Machine, preloaded: Path, *netdevs: str) -> list[tuple[dict[st
         text=True,
         check=True,
     )
-    return [(counters, reason) for counters, reason in json.loads(finished.stdout)]
+    return [(each[0], each[1]) for each in json.loads(finished.stdout)]
 
 
 def test_counters_are_those_of_the_command(

@@ -13,7 +13,8 @@ import yaml
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 TASK_FILES = ("main.yml", "measure.yml", "apply.yml", "verify.yml", "rollback.yml")
-OPERATION_STATE = "ringmaster.inference.operation_state"
+# The module, and what takes its place on a host without Python.
+OPERATION_STATES = ("ringmaster.inference.operation_state", "ringmaster.inference.raw_operation_state")
 # Secrets of the site that roles are given through their own variables (docs/conventions.md, "Inventory").
 SITE_SECRETS = frozenset({"vllm_api_key", "edge_api_keys", "scheduler_api_token"})
 BLOCK_PARTS = ("block", "rescue", "always")
@@ -86,10 +87,11 @@ def described(role: Path, file: Path, task: dict[str, Any]) -> str:
 def states_of(role: Path, file_name: str) -> set[str]:
     """Return the states that the files of one step, also those of a backend, ask of operation_state."""
     return {
-        task[OPERATION_STATE]["state"]
+        task[name]["state"]
         for file in (role / "tasks").rglob(file_name)
         for task in tasks_of(file)
-        if OPERATION_STATE in task
+        for name in OPERATION_STATES
+        if name in task
     }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, Optional
 
 from ansible_collections.ringmaster.inference.plugins.module_utils import engine_metrics
 from ringmaster_agent.configuration import Engine
@@ -14,7 +14,7 @@ from ringmaster_agent.hardware_process import boottime
 from ringmaster_agent.http_client import Page, PagePoller
 from ringmaster_agent.progress import Progress
 
-Take = Callable[[Engine, "dict[str, Any] | None", str], None]
+Take = Callable[[Engine, Optional[dict[str, Any]], str], None]
 """Takes the quantities of an engine, or None and why there are none."""
 
 _QUANTITIES: Final = tuple(field.name for field in fields(engine_metrics.EngineMetrics))

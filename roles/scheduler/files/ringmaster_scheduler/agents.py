@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Optional
 
 import aiohttp
 
@@ -42,7 +42,7 @@ _PROVEN: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
-Observe = Callable[[AgentState, "Change | None", float], None]
+Observe = Callable[[AgentState, Optional[Change], float], None]
 
 
 class Follower:

@@ -464,7 +464,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.just("edge")
 @given(st.recursive(VALUES, lambda each: st.lists(each) | st.dictionaries(KEYS, each)))
 def test_no_json_makes_a_traceback(document: Any) -> None:
     with contextlib.suppress(ValueError):
-        operation_state._parse(document, "edge")
+        operation_state.parse_record(document, "edge")
 
 
 @pytest.mark.parametrize("name", ["", "Edge", "../edge", "edge/..", "edge\n", "1edge", "e" * 65])

@@ -56,7 +56,12 @@ def evaluate(expression: str, **variables: Any) -> Any:
     known: dict[str, Any] = {}
     for file in ("defaults/main.yml", "vars/main.yml", "vars/Debian.yml"):
         known.update(trusted(yaml.safe_load((ROLE / file).read_text(encoding="utf-8"))))
-    known.update(observability_members=MEMBERS, inventory_hostname="cpu-c1", ansible_search_path=[str(ROLE)])
+    known.update(
+        preprocessor_binaries={"aarch64": "/srv/preprocessor"},
+        observability_members=MEMBERS,
+        inventory_hostname="cpu-c1",
+        ansible_search_path=[str(ROLE)],
+    )
     known.update(variables)
     return Templar(loader=DataLoader(), variables=known).template(trust_as_template("{{ " + expression + " }}"))
 

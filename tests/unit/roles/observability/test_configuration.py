@@ -34,6 +34,7 @@ def test_every_member_is_a_target_with_its_labels() -> None:
         "haproxy": [("192.0.2.11:8405", {"host": "gw1"}), ("gw2.example:8405", {"host": "gw2"})],
         "scheduler": [("192.0.2.11:8406", {"host": "gw1"}), ("gw2.example:8406", {"host": "gw2"})],
         "agent": [("192.0.2.13:8409", {"host": "gpu-a1"}), ("[2001:db8::15]:8410", {"host": "gpu-b1"})],
+        "preprocessor": [("192.0.2.17:8411", {"host": "pi1"})],
         "engine": [
             ("192.0.2.13:8100", {"host": "gpu-a1", "engine": "gpu-a1.main", "model": "chat", "card": "l40s"}),
             ("[2001:db8::15]:8101", {"host": "gpu-b1", "engine": "gpu-b1.main", "model": 'o"d: d', "card": "l40s"}),
@@ -53,6 +54,12 @@ def test_ports_of_the_gateways_are_those_of_their_roles() -> None:
     assert [target.rpartition(":")[2] for job in ("haproxy", "scheduler") for target, _unused in targets[job]] == list(
         "2233"
     )
+
+
+def test_preprocessors_are_targets_where_they_run_the_program_alone() -> None:
+    assert jobs(preprocessor_metrics_port=4)["preprocessor"] == [("192.0.2.17:4", {"host": "pi1"})]
+    assert jobs(preprocessor_binaries={})["preprocessor"] == []
+    assert "192.0.2.17:8411" not in evaluate("observability_endpoints", preprocessor_binaries={})
 
 
 def test_verification_expects_the_targets_of_the_configuration() -> None:

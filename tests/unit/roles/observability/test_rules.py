@@ -36,6 +36,7 @@ SCHEDULER = {**GATEWAY, "job": "scheduler", "instance": "192.0.2.11:8406"}
 AGENT = {"job": "agent", "host": "gpu-a1", "instance": "192.0.2.13:8409"}
 READER = {**AGENT, "reader": "rdma"}
 WEIGHT = {**SCHEDULER, "engine": "gpu-a1.main"}
+PREPROCESSOR = {"host": "pi1", "job": "preprocessor", "instance": "192.0.2.17:8411"}
 PROMETHEUS = {"job": "prometheus", "host": "cpu-c1", "instance": "192.0.2.16:9090"}
 
 
@@ -113,6 +114,21 @@ CASES = [
     ),
     Case("AgentDown", [series("up", AGENT, "1x5 0x60")], "40s", "50s", AGENT),
     Case("AgentReaderDown", [series("ringmaster_agent_reader_up", READER, "1x5 0x60")], "2m25s", "2m40s", READER),
+    Case("PreprocessorDown", [series("up", PREPROCESSOR, "1x5 0x60")], "40s", "50s", PREPROCESSOR),
+    Case(
+        "NoPreprocessor",
+        [series("haproxy_backend_active_servers", {**HAPROXY, "proxy": "preprocessors"}, "2x5 0x60")],
+        "35s",
+        "45s",
+        {**HAPROXY, "proxy": "preprocessors"},
+    ),
+    Case(
+        "PreprocessorRunsFormerFiles",
+        [series("ringmaster_preprocessor_last_reload_failed", PREPROCESSOR, "0x5 1x60")],
+        "40s",
+        "50s",
+        PREPROCESSOR,
+    ),
     Case("SchedulerDown", [series("up", SCHEDULER, "1x5 0x60")], "40s", "50s", SCHEDULER),
     Case(
         "SchedulerMembersStale",
@@ -171,6 +187,9 @@ WELL = [
     *time_to_first_token(1000, of=1000),
     series("haproxy_process_dropped_logs_total", HAPROXY, "3x200"),
     series("haproxy_backend_active_servers", POOL, "1x200"),
+    series("haproxy_backend_active_servers", {**HAPROXY, "proxy": "preprocessors"}, "1x200"),
+    series("up", PREPROCESSOR, "1x200"),
+    series("ringmaster_preprocessor_last_reload_failed", PREPROCESSOR, "0x200"),
     series("haproxy_server_status", SERVER, "0x200"),
     series("haproxy_server_status", {**SERVER, "state": "UP"}, "1x200"),
     series("haproxy_backend_http_responses_total", {**POOL, "code": "2xx"}, "0+1000x200"),
