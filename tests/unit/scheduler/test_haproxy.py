@@ -279,11 +279,17 @@ async def test_haproxy_that_goes_away_and_comes_back(tmp_path: Path, caplog: pyt
     assert caplog.text.count("HAProxy does not follow") <= 2
 
 
+def haproxy() -> str:
+    """The program."""
+    if HAPROXY is None:
+        pytest.fail("expected HAProxy, found none; to do: run the tests with tests/run/unit, which unpacks it")
+    return HAPROXY
+
+
 @pytest.fixture
 def real_haproxy(tmp_path: Path) -> Iterator[Path]:
     """A running HAProxy with one pool of two servers where nothing listens."""
-    if HAPROXY is None:
-        pytest.fail("expected HAProxy, found none; to do: run the tests with tests/run/unit, which unpacks it")
+    program = haproxy()
     path = tmp_path / "admin.sock"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -308,7 +314,7 @@ backend pool_m
     server b 127.0.0.1:9 weight 100 maxconn 3
 """
     )
-    process = subprocess.Popen([HAPROXY, "-db", "-f", str(configuration)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([program, "-db", "-f", str(configuration)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 10
     while not path.exists():
         assert time.monotonic() < deadline
@@ -361,8 +367,7 @@ async def _ask(port: int) -> bytes:
 
 
 async def test_request_that_waits_in_the_queue_of_an_engine_that_goes_out_goes_elsewhere(tmp_path: Path) -> None:
-    if HAPROXY is None:
-        pytest.skip("no haproxy")
+    program = haproxy()
     hung = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: bytes) -> None:
@@ -404,7 +409,7 @@ backend pool_m
 """
     )
     process = await asyncio.create_subprocess_exec(
-        HAPROXY, "-db", "-f", str(configuration), stderr=asyncio.subprocess.DEVNULL
+        program, "-db", "-f", str(configuration), stderr=asyncio.subprocess.DEVNULL
     )
     api = RuntimeApi(str(path), 2.0)
 
