@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -101,9 +102,9 @@ class RawAction(ActionBase):  # type: ignore[misc] # ansible carries no types
     # What else validate_argument_spec() takes: required_if and the like.
     rules: ClassVar[dict[str, Any]] = {}
 
+    @abstractmethod
     def perform(self, host: Host, options: dict[str, Any]) -> dict[str, Any]:
         """Do the work and give the task's result. Raises RawError and StepError."""
-        raise NotImplementedError
 
     @property
     def check_mode(self) -> bool:
