@@ -17,6 +17,17 @@ attributes:
     platforms: linux
 """
 
+    # For a module that brings the host to a state.
+    SETTER = r"""
+attributes:
+  check_mode:
+    description: Says what would be changed and changes nothing.
+    support: full
+  idempotent:
+    description: A second run changes nothing.
+    support: full
+"""
+
     # For a module that only reads.
     READER = r"""
 attributes:

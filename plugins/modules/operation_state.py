@@ -56,19 +56,14 @@ options:
     type: path
     default: /var/lib/ringmaster/operations
 attributes:
-  check_mode:
-    description: Says what would be changed and changes nothing.
-    support: full
   diff_mode:
     description:
       - Shows what is recorded or put back. The content of a file that not every user of the host can read is never
         shown.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
   - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.setter
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -50,17 +50,12 @@ options:
     type: int
     default: 300
 attributes:
-  check_mode:
-    description: Says what would be changed and changes nothing.
-    support: full
   diff_mode:
     description: Shows the versions of the packages that are named.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
   - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.setter
 author:
   - Ringmaster authors (@ringmaster)
 """

@@ -63,19 +63,14 @@ options:
       - Name or number of the group. Without it, the group stays as it is.
     type: str
 attributes:
-  check_mode:
-    description: Says what would be changed and changes nothing.
-    support: full
   diff_mode:
     description:
       - Shows mode, owner and content. A content that not every user of the host can read, before or after, is never
         shown, nor is one that is no text or larger than 102 KiB.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
   - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.setter
 author:
   - Ringmaster authors (@ringmaster)
 """

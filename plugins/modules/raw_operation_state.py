@@ -53,17 +53,12 @@ options:
     type: str
     default: /var/lib/ringmaster/operations
 attributes:
-  check_mode:
-    description: Says what would be changed and changes nothing.
-    support: full
   diff_mode:
     description: Shows what is recorded or put back, but no content of a file.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
   - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.setter
 author:
   - Ringmaster authors (@ringmaster)
 """

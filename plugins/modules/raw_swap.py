@@ -28,17 +28,12 @@ options:
     type: list
     elements: str
 attributes:
-  check_mode:
-    description: Says what would be changed and changes nothing.
-    support: full
   diff_mode:
     description: Shows which swap is on.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
   - ringmaster.inference.attributes
+  - ringmaster.inference.attributes.setter
 author:
   - Ringmaster authors (@ringmaster)
 """
