@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ansible_collections.ringmaster.inference.plugins.module_utils.service_manager import ServiceManager
 from ringmaster_scheduler import nodes
 from ringmaster_scheduler.agents import AgentReader
 from ringmaster_scheduler.configuration import Configuration
@@ -27,7 +28,6 @@ from ringmaster_scheduler.kept import KeptFile
 from ringmaster_scheduler.log_receiver import LogReceiver
 from ringmaster_scheduler.members import MembersFile
 from ringmaster_scheduler.server import SpoeServer
-from ringmaster_scheduler.service_manager import ServiceManager
 from ringmaster_scheduler.status import AgentView, Snapshot, describe
 
 # How often the members file is looked at and changes of health are logged, in seconds.
