@@ -14,6 +14,7 @@ OPERATIONS = (
     "baseline",
     "fabric",
     "gpu",
+    "model",
     "registry",
     "vllm",
     "agent",
@@ -171,8 +172,8 @@ def test_rollback_of_an_unknown_operation_is_refused(site: Any, arguments: list[
     run = rollback_yml(site, *arguments)
     assert run.returncode == 2
     assert (
-        "Expected operation to be one of baseline, fabric, gpu, registry, vllm, agent, scheduler, edge, preprocessor, "
-        "observability." in run.stdout
+        "Expected operation to be one of baseline, fabric, gpu, model, registry, vllm, agent, scheduler, edge, "
+        "preprocessor, observability." in run.stdout
     )
     assert journal(site) == []
 
