@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Reads a model's files into the page cache, so that an engine that starts next finds them there.
 

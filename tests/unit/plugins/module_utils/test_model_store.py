@@ -463,7 +463,7 @@ def test_a_byte_that_flips_on_the_host_is_found_and_mended(store: Store, model: 
     assert (quick.version is None) == (not keep_time)
     full = store.situation(manifest, full=True)
     assert full.version is None
-    assert [str(each).split(": ")[0] for each in full.differences] == [WEIGHTS]
+    assert [str(each).split(": ", maxsplit=1)[0] for each in full.differences] == [WEIGHTS]
     with store.locked():
         store.distrust(full, manifest)
     # It needs no second reading of everything to know it.
