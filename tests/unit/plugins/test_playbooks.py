@@ -96,6 +96,29 @@ def test_operations_run_in_their_order_on_their_hosts(site: Any) -> None:
     assert hosts["observability"] == ["cpu1"]
 
 
+WITH_CONSUL = INVENTORY.replace("  vars:\n", "  vars:\n    registry_backend: consul\n", 1).replace(
+    "  children:\n", "  children:\n    registry: {hosts: {cpu1: , cpu2: {ringmaster_address: 10.0.0.4}, gw2: }}\n", 1
+)
+
+
+def test_registry_on_consul_runs_on_servers_gateways_and_engine_hosts(site: Any) -> None:
+    site.write("inventory.yml", WITH_CONSUL)
+    run = site_yml(site, "--tags", "registry,scheduler")
+    assert run.returncode == 0, run.stdout
+    done = journal(site)
+    assert sorted(host for operation, host in done if operation == "registry") == sorted(
+        ["cpu1", "cpu2", "gw1", "gw2", *ENGINE_HOSTS]
+    )
+    assert sorted(host for operation, host in done if operation == "scheduler") == ["gw1", "gw2"]
+    run = site_yml(site, "--tags", "registry", "--limit", "gpu3")
+    assert run.returncode == 0, run.stdout
+    assert journal(site) == [("registry", "gpu3")]
+    run = rollback_yml(site, "-e", "operation=registry")
+    assert run.returncode == 0, run.stdout
+    hosts = ["cpu1", "cpu2", "gw1", "gw2", *ENGINE_HOSTS]
+    assert sorted(journal(site)) == sorted(("rollback-registry", host) for host in hosts)
+
+
 def test_limit_and_tags_leave_out_the_rest(site: Any) -> None:
     run = site_yml(site, "--limit", "gw2", "--tags", "edge")
     assert run.returncode == 0, run.stdout

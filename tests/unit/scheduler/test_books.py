@@ -213,7 +213,7 @@ class AgainstHaproxy(RuleBasedStateMachine):
             for each in self.members
         }
         waiting = {name: len(queue) for name, queue in self.queues.items()}
-        self.told_down, self.looked_at = set(self.down), self.now
+        self.told_down, self.looked_at = self.down & servers.keys(), self.now
         for core in (self.core, self.twin):
             core.record_counts(servers, waiting, self.now)
 
@@ -235,6 +235,8 @@ class AgainstHaproxy(RuleBasedStateMachine):
     @rule(chosen=st.sets(st.sampled_from(ENGINES), min_size=1))
     def members_change(self, chosen: set[Engine]) -> None:
         self.members = tuple(sorted(chosen))
+        # What was said of one that leaves is forgotten, and holds for it no more when it comes back.
+        self.told_down &= {each.name for each in self.members}
         for core in (self.core, self.twin):
             core.set_engines(self.members, 2)
 

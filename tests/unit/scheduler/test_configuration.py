@@ -36,6 +36,14 @@ def test_defaults_fit_together() -> None:
         ('{"http_address": "a", "scrape_interval_ms": 0}', "scrape_interval_ms: expected an integer from 20"),
         ('{"http_address": "a", "stale_after_ms": 700}', "expected stale_after_ms of at least"),
         ('{"http_address": "a", "policy": []}', "policy: expected an object"),
+        ('{"http_address": "a", "members_from": "etcd"}', "members_from: expected one of file, consul, found 'etcd'"),
+        ('{"http_address": "a", "members_from": []}', "members_from: expected one of file, consul"),
+        ('{"http_address": "a", "consul_addresses": []}', "consul_addresses: expected a list of addresses"),
+        ('{"http_address": "a", "consul_addresses": "http://a:1"}', "consul_addresses: expected a list of addresses"),
+        ('{"http_address": "a", "consul_addresses": ["file:///x"]}', "consul_addresses: expected a list of addresses"),
+        ('{"http_address": "a", "consul_addresses": ["http://a:1/x"]}', "consul_addresses: expected a list"),
+        ('{"http_address": "a", "consul_service": "a/../b"}', "consul_service: expected letters, digits and -"),
+        ('{"http_address": "a", "consul_wait_ms": 0}', "consul_wait_ms: expected an integer from 100 to 600000"),
         ('{"http_address": "a", "policy": {"watermrk": 1}}', "policy: unknown key 'watermrk'; known: classes, "),
         (
             '{"http_address": "a", "policy": {"watermark": 1.5}}',
@@ -95,3 +103,10 @@ def test_any_document_is_used_or_refused(content: dict[str, Any]) -> None:
     except ConfigurationError:
         return
     assert parsed.scrape_interval_ms + parsed.scrape_timeout_ms <= parsed.stale_after_ms
+
+
+def test_consul_is_chosen_with_several_addresses() -> None:
+    addresses = ["https://127.0.0.1:8501", "https://[2001:db8::1]:8501", "http://consul.example:8500"]
+    document = {"http_address": "a", "members_from": "consul", "consul_addresses": addresses}
+    parsed = configuration.parse(json.dumps(document).encode())
+    assert (parsed.members_from, parsed.consul_addresses) == ("consul", tuple(addresses))

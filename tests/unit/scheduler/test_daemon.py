@@ -25,6 +25,7 @@ from ringmaster_scheduler.daemon import Daemon
 from ringmaster_scheduler.probe import ProbeError, probe
 from tests.support.ports import port_of, reserve_port
 from tests.unit.scheduler.fake_agent import TABLE, FakeAgent
+from tests.unit.scheduler.fake_consul import FakeConsul, instance
 from tests.unit.scheduler.fake_haproxy import FakeHaproxy, FakeServer
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3] / "roles" / "scheduler" / "files"
@@ -725,3 +726,62 @@ async def test_what_was_kept_outlasts_a_start_without_members(site: Site) -> Non
     await site.start()
     await asyncio.sleep(1)  # several times the interval in which weights are worked out
     assert json.loads(kept.read_text())["out"] == ["a.main"]
+
+
+async def test_consul_is_followed_and_its_loss_outlived_also_by_a_new_process(site: Site, tmp_path: Path) -> None:
+    registry = FakeConsul()
+    listed = [instance("engines", engine.member()) for engine in site.engines]
+    registry.set(listed)
+    configuration = json.loads(site.configuration.read_text())
+    kept = tmp_path / "kept.json"
+    configuration.update(members_from="consul", consul_addresses=[registry.address], consul_wait_ms=200)
+    configuration.update(consul_kept_file=str(kept), consul_token_file=str(site.token))
+    site.configuration.write_text(json.dumps(configuration))
+    site.members.unlink()
+    await registry.start()
+    try:
+        await site.start()
+        await eventually(lambda: all_healthy(site))
+        assert set(registry.tokens) == {TOKEN}
+        assert json.loads((await site.get("/v1/state"))[1])["members"]["from"] == "registry"
+
+        # In maintenance for the whole site: drained here, though nobody drained it here.
+        registry.set([instance("engines", site.engines[0].member(), "_service_maintenance:ID"), listed[1]])
+
+        async def drained() -> bool:
+            return "engine a is drained" in (await site.get("/healthz"))[1]
+
+        await eventually(drained)
+        assert [await site.decide() for _unused in range(3)] == [{"server": "b"}] * 3
+        assert (await site.post("/v1/engines/b/drain", TOKEN))[0] == 200
+        assert (await site.post("/v1/engines/b/undrain", TOKEN))[0] == 200
+        assert await drained()
+
+        # A catalog that was lost fills up again: who is missing stays meanwhile, which is said.
+        registry.set([instance("engines", site.engines[0].member(), "_service_maintenance:ID")], index=3)
+
+        async def held() -> bool:
+            return (
+                "engine b is kept for a while, though the registry lists it no more" in (await site.get("/healthz"))[1]
+            )
+
+        await eventually(held)
+        assert json.loads((await site.get("/v1/state"))[1])["members"]["held"] == ["b"]
+        assert await site.decide() == {"server": "b"}
+
+        await registry.stop()
+
+        async def said() -> bool:
+            return "members registry not used, former members kept" in (await site.get("/healthz"))[1]
+
+        await eventually(said)
+        assert "ringmaster_scheduler_members_current 0.0" in (await site.get("/metrics"))[1]
+        await site.stop(signal.SIGKILL)
+        await site.start()
+        await eventually(lambda: all_healthy(site))
+        await eventually(drained)
+        assert [await site.decide() for _unused in range(3)] == [{"server": "b"}] * 3
+        assert await said()
+        assert not site.members.exists()
+    finally:
+        await registry.close()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, NamedTuple
 
 from ringmaster_scheduler import health_rules
@@ -31,7 +32,14 @@ class Configuration(NamedTuple):
     spoe_address: str = "127.0.0.1"
     http_port: int = 8406
     spoe_port: int = 8407
+    members_from: str = "file"
     members_file: str = "/etc/ringmaster/members.json"
+    consul_addresses: tuple[str, ...] = ("https://127.0.0.1:8501",)
+    consul_service: str = "ringmaster"
+    consul_token_file: str = ""
+    consul_ca_file: str = ""
+    consul_wait_ms: int = 10_000
+    consul_kept_file: str = ""
     scrape_interval_ms: int = 250
     scrape_timeout_ms: int = 500
     stale_after_ms: int = 1000
@@ -66,9 +74,23 @@ _RANGES: Final = {
     "log_port": (1, 65535),
     "haproxy_timeout_ms": (20, 60_000),
     "maxconn_percent": (1, 1000),
+    "consul_wait_ms": (100, 600_000),
     "explanations": (0, 10_000_000),
 }
-_MAY_BE_EMPTY: Final = ("haproxy_socket", "haproxy_server_options", "token_file", "drained_file", "kept_file")
+_MAY_BE_EMPTY: Final = (
+    "haproxy_socket",
+    "haproxy_server_options",
+    "token_file",
+    "drained_file",
+    "kept_file",
+    "consul_token_file",
+    "consul_ca_file",
+    "consul_kept_file",
+)
+_MEMBERS_FROM: Final = ("file", "consul")
+_CONSUL_ADDRESS: Final = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}\Z")
+# It becomes a part of a path.
+_CONSUL_SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")
 
 
 def parse(document: bytes) -> Configuration:
@@ -89,6 +111,8 @@ def parse(document: bytes) -> Configuration:
         raise ConfigurationError("http_address is missing")
     for key, value in content.items():
         _check(key, value)
+    if "consul_addresses" in content:
+        content["consul_addresses"] = tuple(content["consul_addresses"])
     if "policy" in content:
         try:
             content["policy"] = policy_module.parse(content["policy"])
@@ -111,6 +135,16 @@ def parse(document: bytes) -> Configuration:
 def _check(key: str, value: Any) -> None:
     if key in ("policy", "health_rules"):
         return
+    if key == "consul_addresses":
+        if not isinstance(value, list) or not value or not all(_is_address(each) for each in value):
+            raise ConfigurationError(
+                f"{key}: expected a list of addresses like https://127.0.0.1:8501, without a path, found {value!r}"
+            )
+        return
+    if key == "members_from" and value not in _MEMBERS_FROM:
+        raise ConfigurationError(f"{key}: expected one of {', '.join(_MEMBERS_FROM)}, found {value!r}")
+    if key == "consul_service" and not (isinstance(value, str) and _CONSUL_SERVICE.match(value)):
+        raise ConfigurationError(f"{key}: expected letters, digits and -, found {value!r}")
     if key not in _RANGES:
         if not isinstance(value, str) or (not value and key not in _MAY_BE_EMPTY):
             raise ConfigurationError(f"{key}: expected text, found {value!r}")
@@ -118,6 +152,10 @@ def _check(key: str, value: Any) -> None:
     lowest, highest = _RANGES[key]
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
         raise ConfigurationError(f"{key}: expected an integer from {lowest} to {highest}, found {value!r}")
+
+
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and _CONSUL_ADDRESS.match(value) is not None
 
 
 def load(path: str) -> Configuration:

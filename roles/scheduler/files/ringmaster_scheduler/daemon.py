@@ -15,6 +15,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.service_manag
 from ringmaster_scheduler import nodes
 from ringmaster_scheduler.agents import AgentReader
 from ringmaster_scheduler.configuration import Configuration
+from ringmaster_scheduler.consul import ConsulMembers, ConsulSettings
 from ringmaster_scheduler.control import Control, release
 from ringmaster_scheduler.core import DecisionCore, Settings
 from ringmaster_scheduler.domain import Decision, Ended, Health, Request
@@ -26,11 +27,11 @@ from ringmaster_scheduler.health import HealthBook
 from ringmaster_scheduler.http_api import HttpApi, Source
 from ringmaster_scheduler.kept import KeptFile
 from ringmaster_scheduler.log_receiver import LogReceiver
-from ringmaster_scheduler.members import MembersFile
+from ringmaster_scheduler.members import MembersFile, MembersSource
 from ringmaster_scheduler.server import SpoeServer
 from ringmaster_scheduler.status import AgentView, Snapshot, describe
 
-# How often the members file is looked at and changes of health are logged, in seconds.
+# How often it is looked whether the members are others and changes of health are logged, in seconds.
 _TICK: Final = 1.0
 # How often the health rules are asked for the engines' weights, in seconds: as often as the engines are read.
 _WEIGH: Final = 0.25
@@ -57,7 +58,9 @@ class Daemon:
             configuration.policy,
         )
         self._drained = DrainedFile(configuration.drained_file)
-        self._core.set_drained(self._drained.load())
+        # By an operator at this scheduler; engines that the registry has in maintenance come on top.
+        self._drained_here = self._drained.load()
+        self._core.set_drained(self._drained_here)
         if self._drained.error:
             logger.error("drained engines are not known: %s", self._drained.error)
         self._book = HealthBook(configuration.health_rules)
@@ -66,7 +69,8 @@ class Daemon:
         self._agents = AgentReader(self._book.observe_agent)
         self._weight_changes: dict[str, int] = {}
         self._explanations = Explanations(configuration.explanations, time.time() - self._loop.time())
-        self._members = MembersFile(configuration.members_file)
+        self._members = members_source(configuration)
+        self._members_taken = False
         self._reader = EngineReader(
             self._core,
             self._book.observe_reading,
@@ -156,7 +160,7 @@ class Daemon:
 
         Raises KeyError for an engine that is neither a member nor drained, and OSError if it can't be kept.
         """
-        names = set(self._core.drained)
+        names = set(self._drained_here)
         if name not in names and all(view.engine.name != name for view in self._core.views(self._loop.time())):
             raise KeyError(name)
         if (name in names) == drained:
@@ -164,7 +168,8 @@ class Daemon:
         names ^= {name}
         self._drained.save(names)
         self._drained.error = ""
-        self._core.set_drained(names)
+        self._drained_here = names
+        self._core.set_drained(names | self._members.maintained)
         logger.info("engine %s is %s", name, "drained" if drained else "no longer drained")
         return True
 
@@ -175,10 +180,13 @@ class Daemon:
             engines=tuple(self._core.views(now)),
             outcomes=dict(self._core.outcomes),
             read_failures=dict(self._reader.failures),
+            members_kind=self._members.kind,
             members_file=self._members.path,
             members_loaded=self._members.engines is not None,
             members_error=self._members.error,
             members_failures=self._members.failures,
+            members_held=tuple(sorted(self._members.held)),
+            members_age=None if self._members.confirmed_at is None else now - self._members.confirmed_at,
             spoe_listening=self._spoe.listening,
             spoe_connections=len(self._spoe.connections),
             spoe_protocol_errors=self._spoe.protocol_errors,
@@ -206,6 +214,7 @@ class Daemon:
         self._loop.add_signal_handler(signal.SIGHUP, self._follow_members, True)
         tasks: list[asyncio.Task[None]] = []
         try:
+            tasks += self._members.start()
             self._follow_members()
             self._log.start(self._configuration.log_address, self._configuration.log_port)
             tasks += self._control.start(bool(self._configuration.haproxy_socket))
@@ -247,16 +256,21 @@ class Daemon:
         await self._http.close()
         await self._reader.close()
         await self._agents.close()
+        await self._members.close()
         self._manager.close()
 
     def _follow_members(self, force: bool = False) -> None:
         if not self._members.poll(force):
             return
         if self._members.error:
-            logger.warning("members file not used: %s: %s", self._members.path, self._members.error)
-            return
+            logger.warning("members %s not used: %s: %s", self._members.kind, self._members.path, self._members.error)
+            # What was kept of an earlier run is better than nothing.
+            if self._members_taken or self._members.engines is None:
+                return
+        self._members_taken = True
         engines = self._members.engines or ()
         self._core.set_engines(engines, self._members.gateways)
+        self._core.set_drained(self._drained_here | self._members.maintained)
         now = self._loop.time()
         self._book.set_members(engines, [agent.host for agent in self._members.agents], now)
         if not self._kept_taken:
@@ -328,12 +342,29 @@ def read_token(path: str, environment: Mapping[str, str]) -> str:
         return file.read().strip()
 
 
+def members_source(configuration: Configuration) -> MembersSource:
+    """Return what the configuration chooses. Raises OSError if Consul's token or authorities cannot be read."""
+    if configuration.members_from == "file":
+        return MembersFile(configuration.members_file)
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY", "/")
+    return ConsulMembers(
+        ConsulSettings(
+            addresses=configuration.consul_addresses,
+            service=configuration.consul_service,
+            token=read_token(configuration.consul_token_file, os.environ),
+            ca_file=configuration.consul_ca_file and os.path.join(credentials, configuration.consul_ca_file),
+            wait=configuration.consul_wait_ms / 1000,
+            kept_file=configuration.consul_kept_file,
+        )
+    )
+
+
 async def serve(configuration: Configuration) -> str | None:
     """Run a daemon to its end; return what kept it from starting, if anything did."""
     try:
         daemon = Daemon(configuration)
     except OSError as error:
-        return f"cannot read the token: {error}"
+        return f"cannot read a token, or the authorities of Consul: {error}"
     try:
         await daemon.run()
     except OSError as error:
@@ -348,13 +379,15 @@ async def release_haproxy(configuration: Configuration) -> str | None:
     """
     if not configuration.haproxy_socket:
         return None
-    members = MembersFile(configuration.members_file)
+    # What Consul last told is in a file of the same form.
+    from_file = configuration.members_from == "file"
+    members = MembersFile(configuration.members_file if from_file else configuration.consul_kept_file)
     members.poll()
     if members.engines is None:
-        return f"{configuration.members_file}: {members.error}"
+        return f"{members.path}: {members.error}"
     api = RuntimeApi(configuration.haproxy_socket, configuration.haproxy_timeout_ms / 1000)
     try:
-        drained = DrainedFile(configuration.drained_file).load()
+        drained = DrainedFile(configuration.drained_file).load() | members.maintained
         out = KeptFile(configuration.kept_file).load()[1]
         await release(api, members.engines, drained, configuration.maxconn_percent, out)
     except HaproxyError as error:

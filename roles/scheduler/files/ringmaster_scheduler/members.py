@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The members document: which engines the site has. Read from the file that the registry role renders."""
+"""The members document: which engines the site has. Read from the file that the registry role renders, or from Consul
+(`consul`), by the same parser."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import os
 import re
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ringmaster_scheduler.domain import Agent, Engine
 
@@ -73,6 +75,13 @@ def agents(document: bytes) -> tuple[Agent, ...]:
     if len(set(hosts)) != len(hosts):
         raise MembersError(f"two agents are on {next(host for host in hosts if hosts.count(host) > 1)}")
     return found
+
+
+def maintained(document: bytes) -> frozenset[str]:
+    """Return which engines of a members document that can be parsed get no requests because Consul has them in
+    maintenance; only the file in which a scheduler keeps what Consul told has any."""
+    names = json.loads(document).get("maintained", [])
+    return frozenset(filter(_is_text, names)) if isinstance(names, list) else frozenset()
 
 
 def _agent(entry: Any, place: str) -> Agent:
@@ -141,20 +150,58 @@ def _integer(entry: dict[str, Any], key: str, place: str, most: int) -> int:
     return value
 
 
+class MembersSource(Protocol):
+    """Where a daemon has the members from, and the last good ones; `engines` is None until there were any.
+
+    `kind` is `file` or `registry`, `path` says where that is; `error` why its present content is not used, and is empty
+    while it is; `failures` counts how often that happened. `maintained` names engines that are to get no requests,
+    `held` those that are listed no more and are kept for a while. `confirmed_at` is the loop's time when the members
+    were last known to be right, None where that has no meaning.
+    """
+
+    kind: str
+    error: str
+    failures: int
+    engines: tuple[Engine, ...] | None
+    agents: tuple[Agent, ...]
+    gateways: int
+    maintained: frozenset[str]
+    held: frozenset[str]
+    confirmed_at: float | None
+
+    @property
+    def path(self) -> str: ...
+
+    def poll(self, force: bool = False) -> bool:
+        """Return whether there is anything new since the last call, members or an error; always with `force`."""
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Begin to follow; return tasks that are to run for ever."""
+
+    async def close(self) -> None:
+        """Give back what was opened, after the tasks were cancelled."""
+
+
 class MembersFile:
     """The members file, read again whenever it is another one than last time.
 
     `error` says why its present content is not used, and is empty while it is. `engines`, `agents` and `gateways` are
-    those of the last good content; `engines` is None until there was one.
+    those of the last good content, which is `document`; `engines` is None until there was one.
     """
+
+    kind = "file"
+    held: frozenset[str] = frozenset()
+    confirmed_at: float | None = None
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.document = b""
         self.error = ""
         self.failures = 0
         self.engines: tuple[Engine, ...] | None = None
         self.agents: tuple[Agent, ...] = ()
         self.gateways = 1
+        self.maintained: frozenset[str] = frozenset()
         self._signature: tuple[int, int, int] | None = None
 
     def poll(self, force: bool = False) -> bool:
@@ -186,4 +233,13 @@ class MembersFile:
         self.engines = engines
         self.agents = listed
         self.gateways = count_gateways(document)
+        self.maintained = maintained(document)
+        self.document = document
         return True
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Nothing runs between two polls."""
+        return []
+
+    async def close(self) -> None:
+        """Nothing is open between two polls."""

@@ -40,7 +40,11 @@ class SnapshotCollector(Collector):
                 snapshot.spoe_protocol_errors,
             ),
             ("internal_errors", "Decisions that failed and were left to HAProxy.", snapshot.internal_errors),
-            ("members_failures", "Times that the members file could not be used.", snapshot.members_failures),
+            (
+                "members_failures",
+                "Times that the members file or registry could not be used.",
+                snapshot.members_failures,
+            ),
             ("tokens_estimated", "Requests whose tokens were estimated from their length.", snapshot.estimated),
             ("log_lines", "Ends of requests that HAProxy's log told.", snapshot.log_lines),
             ("log_errors", "Datagrams that were no line of the access log.", snapshot.log_errors),
@@ -56,12 +60,18 @@ class SnapshotCollector(Collector):
             ("spoe_connections", "Open SPOE connections.", snapshot.spoe_connections),
             (
                 "members_current",
-                "1 while the members file is in use as it is, 0 while former members are kept.",
+                "1 while the members file or registry is in use as it is, 0 while former members are kept.",
                 int(snapshot.members_loaded and not snapshot.members_error),
             ),
             ("haproxy_follows", "1 while HAProxy takes what is pushed.", int(not snapshot.haproxy_error)),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", help_text, value=value)
+        if snapshot.members_age is not None:
+            yield GaugeMetricFamily(
+                f"{_PREFIX}_members_age_seconds",
+                "Time since the registry last confirmed the members.",
+                value=snapshot.members_age,
+            )
         yield from _agent_metrics(snapshot)
         yield from _queue_metrics(snapshot)
         yield from _engine_metrics(snapshot)

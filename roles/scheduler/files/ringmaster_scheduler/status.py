@@ -27,8 +27,10 @@ class AgentView(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The daemon at a moment. `uptime` in seconds; `members_error` is empty while the members file is in use as it is;
-    `members_loaded` whether it ever was; `haproxy_error` is empty while HAProxy takes what is pushed,
+    """The daemon at a moment. `uptime` in seconds; `members_kind` is `file` or `registry`, `members_file` where it is;
+    `members_error` is empty while it is in use as it is; `members_loaded` whether it ever was; `members_held`
+    names engines that it does not list and that are kept for a while; `members_age` are the seconds since the registry
+    last confirmed the members, None if it did not; `haproxy_error` is empty while HAProxy takes what is pushed,
     `haproxy_absent` says that none runs; `drained_error` is why the kept drains could not be read, if so. `estimated`
     counts requests whose tokens were estimated from their length; `weight_changes` are by engine. The counts are since
     the start."""
@@ -36,10 +38,13 @@ class Snapshot(NamedTuple):
     engines: tuple[EngineView, ...]
     outcomes: dict[Outcome, int]
     read_failures: dict[str, int]
+    members_kind: str
     members_file: str
     members_loaded: bool
     members_error: str
     members_failures: int
+    members_held: tuple[str, ...]
+    members_age: float | None
     spoe_listening: bool
     spoe_connections: int
     spoe_protocol_errors: int
@@ -105,7 +110,9 @@ class Snapshot(NamedTuple):
         if self.haproxy_error:
             warnings.append(f"HAProxy does not follow: {self.haproxy_error}")
         if self.members_loaded and self.members_error:
-            warnings.append(f"members file not used, former members kept: {self.members_error}")
+            warnings.append(f"members {self.members_kind} not used, former members kept: {self.members_error}")
+        for name in self.members_held:
+            warnings.append(f"engine {name} is kept for a while, though the {self.members_kind} lists it no more")
         return warnings
 
     def health_document(self) -> dict[str, object]:
@@ -118,7 +125,14 @@ class Snapshot(NamedTuple):
         return {
             **self.health_document(),
             "uptime_s": round(self.uptime, 1),
-            "members": {"file": self.members_file, "loaded": self.members_loaded, "error": self.members_error},
+            "members": {
+                "from": self.members_kind,
+                "file": self.members_file,
+                "loaded": self.members_loaded,
+                "error": self.members_error,
+                "held": list(self.members_held),
+                "confirmed_s_ago": None if self.members_age is None else round(self.members_age, 1),
+            },
             "spoe": {"connections": self.spoe_connections, "protocol_errors": self.spoe_protocol_errors},
             "haproxy": {
                 "error": self.haproxy_error,
