@@ -121,7 +121,7 @@ def _packages_step(
     family = profile["os"]["family"]
     made["packages"] = [_package(family, name, version, installed.get(name, [])) for name, version in wanted.items()]
     held = (found.get("held") or {}).get("packages")
-    keep = [*wanted, *(_kernel_followers(installed) if step == "kernel" else ())]
+    keep = [*wanted, *(kernel_followers(installed) if step == "kernel" else ())]
     made["hold"] = [name for name in keep if held is not None and name not in held]
     whys = [
         f"{package['name']} is {', '.join(package['installed']) or 'absent'}, wanted is {package['wanted'] or 'any'}"
@@ -149,7 +149,7 @@ def _package(family: str, name: str, wanted: str | None, installed: Collection[s
     return {"name": name, "installed": list(installed), "wanted": wanted, "action": action}
 
 
-def _kernel_followers(installed: Iterable[str]) -> list[str]:
+def kernel_followers(installed: Iterable[str]) -> list[str]:
     """Installed packages that bring along the newest kernel whenever there is one, beside the one that is held."""
     names = [plain_name(name) for name in installed]
     return [

@@ -17,7 +17,7 @@ from tests.e2e.conftest import ENGINES, MODEL, PREPROCESSORS, Site, changed_task
 
 OPERATIONS = {
     "gateways": ["registry", "scheduler", "edge"],
-    "engines": ["baseline", "fabric", "gpu", "model", "vllm", "agent"],
+    "engines": ["baseline", "kernel", "rdma", "driver", "cuda", "nccl", "fabric", "gpu", "model", "vllm", "agent"],
     "monitors": ["observability"],
     "preprocessors": ["preprocessor"],
 }

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+STACK = ("kernel", "rdma", "driver", "cuda", "nccl")
 OPERATIONS = (
     "baseline",
+    *STACK,
     "fabric",
     "gpu",
     "model",
@@ -166,7 +168,8 @@ def test_engines_in_service_change_in_batches_and_the_first_failure_ends_it(site
     assert journal(site) == [("vllm", "gpu1"), ("vllm", "gpu2")]
     run = site_yml(site, *serves, "-e", '{"failing": ["gpu2"]}')
     assert run.returncode == 2
-    assert journal(site) == [("baseline", "gpu1"), ("fabric", "gpu1"), ("gpu", "gpu1"), ("baseline", "gpu2")]
+    first = [(operation, "gpu1") for operation in ("baseline", *STACK, "fabric", "gpu")]
+    assert journal(site) == [*first, ("baseline", "gpu2")]
 
 
 @pytest.mark.parametrize(("batch", "count"), [("2", 2), ("100%", 1)])
@@ -194,10 +197,7 @@ def test_rollback_goes_one_host_at_a_time_and_stops_at_a_failure(site: Any) -> N
 def test_rollback_of_an_unknown_operation_is_refused(site: Any, arguments: list[str]) -> None:
     run = rollback_yml(site, *arguments)
     assert run.returncode == 2
-    assert (
-        "Expected operation to be one of baseline, fabric, gpu, model, registry, vllm, agent, scheduler, edge, "
-        "preprocessor, observability." in run.stdout
-    )
+    assert f"Expected operation to be one of {', '.join(OPERATIONS)}." in run.stdout
     assert journal(site) == []
 
 
