@@ -4,10 +4,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# The engine of the rehearsal: standin, or vllm, which installs real vLLM (6 GB) and takes 8 GB of memory.
+ENGINE ?= standin
 # More arguments for ansible-playbook, for example: make rehearse ARGS="--tags edge --limit gw1"
 ARGS ?=
 
-.PHONY: help setup ahead rehearse rehearse-down preprocessor test test-slow lint sanity unit package e2e molecule bench lock
+.PHONY: help setup ahead rehearse rehearse-down preprocessor test test-slow lint sanity unit package e2e molecule engine bench lock
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,11 +24,11 @@ ahead: setup
 
 rehearse: AHEAD := --architecture $(shell uname -m)
 rehearse: ahead ## the main job: fleet, site.yml, a chat through the edge, the summary
-	@$(PYTHON) -m rehearsal run -- $(ARGS)
+	@$(PYTHON) -m rehearsal --engine $(ENGINE) run -- $(ARGS)
 
 rehearse-down: ## remove all that `make rehearse` made
 	@[ -x $(PYTHON) ] || rehearsal/setup
-	@$(PYTHON) -m rehearsal down
+	@$(PYTHON) -m rehearsal --engine $(ENGINE) down
 
 preprocessor: setup ## the preprocessor's static binaries, for x86_64 and aarch64, in build/
 	@$(PYTHON) -m rehearsal.preprocessor --into build
@@ -53,6 +55,9 @@ e2e: setup ## the rehearsal on a fleet of its own, twice, with faults under load
 
 molecule: setup ## each role alone
 	@tests/run/molecule
+
+engine: setup ## real vLLM behind the edge, on a fleet of its own (6 GB of disk, 8 GB of memory)
+	@tests/run/engine
 
 bench: setup ## figures: streaming through the edge, decisions, the stand-in engine
 	@tests/run/bench

@@ -14,16 +14,19 @@ ROOT = Path(__file__).resolve().parent.parent
 # The collection's own code is imported by its name, as Ansible does.
 sys.path.insert(0, str(ROOT / ".cache" / "collections"))
 
-from rehearsal import faults, fleet, site  # noqa: E402
+from rehearsal import faults, fleet, real_engine, site  # noqa: E402
 from rehearsal.checkout import Checkout, RehearsalError, say, warn  # noqa: E402
+
+# Inventory and state folder of the rehearsal with each engine: two fleets, which can stand side by side.
+ENGINES = {"standin": ("rehearsal", ".rehearsal"), "vllm": ("rehearsal-vllm", ".rehearsal-vllm")}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; gives the exit status (2: something expected was not found, the message says what to do)."""
     parser = argparse.ArgumentParser(prog="rehearsal", description="The rehearsal fleet and the main job on it.")
-    parser.add_argument("--inventory", type=Path, default=ROOT / "inventories" / "rehearsal")
-    state = os.environ.get("RINGMASTER_REHEARSAL_STATE", ROOT / ".rehearsal")
-    parser.add_argument("--state", type=Path, default=Path(state), help="folder of keys, addresses and evidence")
+    parser.add_argument("--inventory", type=Path, help="default: the one of the engine")
+    parser.add_argument("--state", type=Path, help="folder of keys, addresses and evidence; default: the engine's own")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="standin", help="vllm: real vLLM on two hosts")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="start the fleet, or repair it")
     down = commands.add_parser("down", help="remove all that was made")
@@ -36,13 +39,20 @@ def main(arguments: list[str] | None = None) -> int:
     shell.add_argument("remote", nargs=argparse.REMAINDER)
     faults.add_arguments(commands.add_parser("fault", help="break an engine or hardware by name, or mend it"))
     options = parser.parse_args(arguments)
-    checkout = Checkout(ROOT, options.inventory.resolve(), options.state.absolute())
+    inventory, state = ENGINES[options.engine]
+    checkout = Checkout(
+        ROOT,
+        (options.inventory or ROOT / "inventories" / inventory).resolve(),
+        (options.state or Path(os.environ.get("RINGMASTER_REHEARSAL_STATE", ROOT / state))).absolute(),
+    )
     try:
         if options.command in ("status", "ssh", "fault"):
             return _on_running_fleet(checkout, options)
         with checkout.lock():
             if options.command == "run":
                 return site.run(checkout, options.playbook_arguments)
+            if options.engine == "vllm" and options.command != "down":
+                real_engine.ensure(checkout)
             if options.command == "down":
                 fleet.down(checkout, keep_images=options.keep_images)
             else:

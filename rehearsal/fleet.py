@@ -41,6 +41,8 @@ INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
 ENOUGH_INOTIFY_INSTANCES = 1024
 # The machine's process may be denied CAP_SYS_RESOURCE: a limit over its own could not be set then.
 LIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=4000:4000")
+# A real host has half of its memory for it, and a real engine wants 160 MB; nothing is taken that is not used.
+SHARED_MEMORY = ("--shm-size", "1g")
 
 
 def up(checkout: Checkout) -> dict[str, str]:
@@ -62,7 +64,8 @@ def up(checkout: Checkout) -> dict[str, str]:
 
         def start(host: str) -> None:
             machine = _Hardware(checkout, machines[host], host, addresses[host], rails) if host in machines else None
-            _start(checkout, host, references[wanted[host]], addresses[host], present.get(host), machine)
+            mounts = _mounts(checkout, host, site.variables[host])
+            _start(checkout, host, references[wanted[host]], addresses[host], present.get(host), machine, mounts)
 
         list(pool.map(start, wanted))
     with ThreadPoolExecutor(max_workers=4) as pool:
@@ -197,6 +200,19 @@ def _machines(site: inventory.Inventory) -> dict[str, str]:
     return machines
 
 
+def _mounts(checkout: Checkout, host: str, variables: Mapping[str, Any]) -> list[str]:
+    """Options of `podman create` for the folders of the checkout that a host sees, read-only, at places of its own."""
+    options = []
+    for source, place in (variables.get("rehearsal_mounts") or {}).items():
+        folder = checkout.root / source
+        if not folder.is_dir():
+            raise RehearsalError(
+                f"expected the folder {folder} for {host}, found none; to do: make rehearse ENGINE=vllm, which makes it"
+            )
+        options += ["--volume", f"{folder}:{place}:ro"]
+    return options
+
+
 def _rails(machines: Mapping[str, str]) -> range:
     return range(max((len(profiles.PROFILES[name].of_kind("nic")) for name in machines.values()), default=0))
 
@@ -271,10 +287,11 @@ def _start(
     address: str,
     present: dict[str, Any] | None,
     machine: _Hardware | None,
+    mounts: Sequence[str],
 ) -> None:
     name = checkout.container(host)
     init = INIT if machine is None else f"{installation.BOOT} && {INIT}"
-    made_of = " ".join([image, address, init, *([machine.made_of] if machine else [])])
+    made_of = " ".join([image, address, init, *([machine.made_of] if machine else []), *mounts])
     if present is not None and present["Labels"].get(IMAGE_LABEL) != made_of:
         say(f"{host}: replacing it, its image, address or hardware changed")
         podman("rm", "--force", "--volumes", "--time", "0", name)
@@ -295,7 +312,7 @@ def _start(
         *("create", "--name", name, "--hostname", host, "--network", f"{checkout.network}:ip={address}"),
         *(machine.networks() if machine else []),
         # Privileged: systemd and the roles set kernel parameters and mount file systems as on a real host.
-        *("--privileged", "--systemd=always", "--restart=always", *LIMITS),
+        *("--privileged", "--systemd=always", "--restart=always", *LIMITS, *SHARED_MEMORY, *mounts),
         *("--label", f"{LABEL}={checkout.identity}", "--label", f"{HOST_LABEL}={host}"),
         *("--label", f"{IMAGE_LABEL}={made_of}", image, "/bin/sh", "-c", init),
     )

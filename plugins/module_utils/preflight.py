@@ -28,9 +28,9 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.members impor
 
 OLDEST_ANSIBLE_CORE = (2, 18)  # as in meta/runtime.yml
 GROUPS = ("gateways", "engines", "monitors", "preprocessors")
-ENGINES = ("standin",)
+ENGINES = ("standin", "vllm")
 CARDS = ("a100-80g", "l40s")
-ENGINE_KEYS = ("name", "model", "port", "options")
+ENGINE_KEYS = ("name", "model", "port", "options", "accepted", "cards", "environment", "version")
 SMALLEST_ENGINE_PORT = 1024  # an engine's user may not bind a port below
 SHORTEST_KEY = 8  # characters; as the edge asks of its clients' keys
 SHORTEST_TOKEN = 16  # of what may drain engines; the scheduler role asks for it as well

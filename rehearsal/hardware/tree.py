@@ -206,14 +206,22 @@ class Tree:
             for file, value in frequency.items():
                 self.write(f"{folder}/cpufreq/policy{cpu}/{file}", str(value))
             self.link(f"{folder}/cpu{cpu}/cpufreq", f"{folder}/cpufreq/policy{cpu}")
+            node = self._node_of(cpu, count)
             self.write(f"{folder}/cpu{cpu}/topology/core_id", str(cpu))
-            self.write(f"{folder}/cpu{cpu}/topology/physical_package_id", str(self._node_of(cpu, count)))
+            self.write(f"{folder}/cpu{cpu}/topology/physical_package_id", str(node))
+            # A thread a core, a package a node.
+            siblings = {"thread_siblings": [cpu], "core_cpus": [cpu]}
+            siblings |= dict.fromkeys(("core_siblings", "package_cpus"), self._cpus_of(node))
+            for name, cpus in siblings.items():
+                self.write(f"{folder}/cpu{cpu}/topology/{name}", _cpu_mask(cpus))
+                self.write(f"{folder}/cpu{cpu}/topology/{name}_list", _cpu_list(cpus))
         self.write(f"{folder}/smt/control", "notsupported")
         self.write(f"{folder}/smt/active", "0")
         self.write("sys/devices/system/node/online", "0-1")
         for node in (0, 1):
             cpus = self._cpus_of(node)
             self.write(f"sys/devices/system/node/node{node}/cpulist", _cpu_list(cpus))
+            self.write(f"sys/devices/system/node/node{node}/cpumap", _cpu_mask(cpus))
             self.write(f"sys/devices/system/node/node{node}/distance", "10 32" if node == 0 else "32 10")
 
     @staticmethod
@@ -528,6 +536,16 @@ class Tree:
         for name in (*cards, "ctl", "-uvm", "-uvm-tools"):
             self.write(f"dev/nvidia{name}", b"")
             (self.root / f"dev/nvidia{name}").chmod(0o666)
+
+
+def _cpu_mask(cpus: list[int] | range) -> str:
+    """A set of processors as the kernel prints it: hexadecimal, with a comma after each 32 bits, the highest first."""
+    mask = sum(1 << cpu for cpu in cpus)
+    words: list[str] = []
+    while mask or not words:
+        mask, word = mask >> 32, mask & 0xFFFFFFFF
+        words.append(f"{word:08x}" if mask else f"{word:x}")
+    return ",".join(reversed(words))
 
 
 def _cpu_list(cpus: list[int] | range) -> str:

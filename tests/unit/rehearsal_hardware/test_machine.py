@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from rehearsal.hardware import Machine, build, lifecycle, pci
+from rehearsal.hardware import Machine, build, lifecycle, pci, tree
 from rehearsal.hardware.profiles import PROFILES
 from rehearsal.hardware.state import State
 
@@ -216,3 +218,22 @@ def test_bits_that_are_written_while_a_link_is_refreshed_stay(a100: Machine, mon
     after = config.read_bytes()
     assert after[mark] == 0x5A
     assert after[:mark] != before[:mark], "the link's own bits are written"
+
+
+def test_lscpu_reads_the_processors(a100: Machine) -> None:
+    """Engines ask it which processors belong to which node; where a mask is missing, it ends by a signal."""
+    (a100.root / "proc/cpuinfo").write_text(Path("/proc/cpuinfo").read_text())  # a host has that of its kernel
+    command = ["lscpu", "--sysroot", str(a100.root), "--json", "--extended=CPU,CORE,NODE", "--online"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    count = a100.state.integer("host/cpus", 1)
+    found = json.loads(finished.stdout)["cpus"]
+    assert [(each["cpu"], each["core"]) for each in found] == [(cpu, cpu) for cpu in range(count)]
+    assert [each["node"] for each in found] == sorted(each["node"] for each in found)
+    assert {each["node"] for each in found} == ({0, 1} if count > 1 else {0})
+
+
+def test_a_set_of_processors_is_printed_as_the_kernel_prints_it() -> None:
+    assert tree._cpu_mask([]) == "0"
+    assert tree._cpu_mask([0, 1]) == "3"
+    assert tree._cpu_mask([0, 33]) == "2,00000001"
+    assert tree._cpu_mask(range(64)) == "ffffffff,ffffffff"

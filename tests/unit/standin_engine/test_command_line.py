@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,20 @@ from standin_engine.config import Adapter, Config, ConfigError, build
 
 FLAGS: dict[str, dict[str, Any]] = json.loads(flags.FLAGS_FILE.read_text())
 PARSER = flags.build_parser()
-FITTING = {"integer": "1", "number": "0.5", "size": "32k", "json": '{"a": 1}', "text": "text"}
+FITTING = {
+    "integer": "1",
+    "number": "0.5",
+    "size": "32k",
+    "size_or_auto": "auto",
+    "json": '{"a": 1}',
+    "object": "{}",
+    "json_or_text": "text",
+    "lowered": "Some-Name",
+    "comma_list": "0,1",
+    "text": "text",
+    "lora_modules": "a=/x",
+}
+CATALOGUE = Path(__file__).resolve().parents[3] / "tests" / "run" / "engine_catalogue.py"
 
 
 def configure(*arguments: str, **environment: str) -> Config:
@@ -29,7 +44,10 @@ def configure(*arguments: str, **environment: str) -> Config:
         (["--disable-nccl-p2p"], "unrecognized arguments: --disable-nccl-p2p"),
         (["--kv-cache-dtype", "fp16"], "argument --kv-cache-dtype: invalid choice: 'fp16'"),
         (["--max-num-seqs", "many"], "argument --max-num-seqs: invalid int value: 'many'"),
-        (["--gpu-memory-utilization", "most"], "argument --gpu-memory-utilization: invalid float value: 'most'"),
+        (
+            ["--gpu-memory-utilization", "most"],
+            "argument --gpu-memory-utilization/--device-memory-utilization: invalid float value: 'most'",
+        ),
         (["--max-lora-rank", "7"], "argument --max-lora-rank: invalid choice: 7"),
         (["--kv-transfer-config", "{"], "argument --kv-transfer-config: Value { cannot be converted"),
         (["--port"], "argument --port: expected one argument"),
@@ -46,24 +64,40 @@ def test_what_vllm_refuses_is_refused_as_argparse_does(
     assert message in capsys.readouterr().err
 
 
+def test_the_table_is_made_from_the_catalogue_of_engine_flags() -> None:
+    made = subprocess.run([sys.executable, str(CATALOGUE), "--standin"], check=True, capture_output=True, text=True)
+    assert flags.FLAGS_FILE.read_text(encoding="utf-8") == made.stdout
+
+
 def test_every_flag_of_vllm_takes_a_fitting_value() -> None:
     for flag, entry in FLAGS.items():
         values = []
-        if entry["values"] != "none":
-            values = [str(choice) for choice in entry.get("choices", [FITTING[entry["type"]]])]
-        for words in [[flag, value] for value in values] or [[flag]]:
-            (found,) = {name for name, value in vars(PARSER.parse_args(words)).items() if value is not None}
-            assert found == flag[2:].replace("-", "_")
+        if entry.get("takes") != 0:
+            values = [str(choice) for choice in entry.get("choices", [FITTING[entry.get("kind", "text")]])]
+        for name in [flag, *entry.get("names", [])]:
+            for words in [[name, value] for value in values] or [[name]]:
+                (found,) = {key for key, value in vars(PARSER.parse_args(words)).items() if value is not None}
+                assert found == flag[2:].replace("-", "_")
         if entry.get("negatable"):
             assert vars(PARSER.parse_args(["--no-" + flag[2:]]))[found] is False
 
 
-@pytest.mark.parametrize("flag", [flag for flag, entry in FLAGS.items() if entry["values"] in ("one", "many")])
+@pytest.mark.parametrize("flag", [flag for flag, entry in FLAGS.items() if entry.get("takes") in (None, "+")])
 def test_a_flag_without_its_value_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         PARSER.parse_args(["m", flag])
     assert stopped.value.code == 2
-    assert f"argument {flag}: expected" in capsys.readouterr().err
+    assert "expected" in capsys.readouterr().err
+
+
+def test_short_names_dotted_fields_and_the_word_none_are_understood() -> None:
+    words = ["m", "-tp", "4", "-O3", "--compilation-config.mode", "3", "-cc.cudagraph_mode=NONE", "--hf-token", "x"]
+    options = flags.parse([*words, "--dcp-comm-backend", "None"])
+    assert (options.tensor_parallel_size, options.optimization_level) == (4, "3")
+    assert options.compilation_config == {"cudagraph_mode": "NONE"}  # as in vLLM, the last of several objects wins
+    assert options.dcp_comm_backend is None
+    assert flags.parse(["m", "-cc.custom_ops+", "a,b"]).compilation_config == {"custom_ops": ["a", "b"]}
+    assert flags.parse(["m", "--kv_transfer_config.kv_role=kv_both"]).kv_transfer_config == {"kv_role": "kv_both"}
 
 
 def test_options_of_the_field_notes_that_exist_are_taken() -> None:
@@ -129,6 +163,7 @@ def test_a_smaller_card_and_a_smaller_share_leave_fewer_blocks() -> None:
         (["--port", "65536"], {}, r"port must be in \[0, 65535\], got 65536"),
         (["--max-num-batched-tokens", "64"], {}, "must be greater than or equal to max_num_seqs"),
         (["--num-gpu-blocks-override", "10"], {}, "estimated maximum model length is 160"),
+        (["--tensor-parallel-size", "0"], {}, "tensor_parallel_size has to be at least 1, got 0"),
         (["--lora-modules", "sql=/x"], {}, "needs --enable-lora"),
         (["--enable-lora", "--lora-modules", "sql"], {}, "Invalid format for --lora-modules"),
         (["--enable-lora", "--lora-modules", '{"name": "x"}'], {}, "Invalid JSON format"),

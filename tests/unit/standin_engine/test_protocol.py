@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
     [
         ({}, "BadRequestError", "prompt", "Either prompt or prompt_embeds must be provided and non-empty."),
         ({"prompt": ""}, "BadRequestError", "prompt", "Either prompt or prompt_embeds must be provided"),
-        ({"prompt": []}, "BadRequestError", None, "The decoder prompt cannot be empty"),
+        ({"prompt": []}, "BadRequestError", None, "You must pass at least one prompt"),
         ({"prompt": {"a": 1}}, "Bad Request", "body.prompt", "1 validation error:"),
         ({"prompt": ["a", 1]}, "Bad Request", "body.prompt", "1 validation error:"),
         ({"prompt": [1, True]}, "Bad Request", "body.prompt", "1 validation error:"),
@@ -72,9 +72,14 @@ def test_a_completion_that_vllm_refuses(
     [
         ({}, "Bad Request", "body.messages", "Field required"),
         ({"messages": "Hello"}, "Bad Request", "body.messages", "Input should be a valid list"),
-        ({"messages": []}, "BadRequestError", None, "cannot be empty"),
+        ({"messages": []}, "BadRequestError", None, "to an empty conversation"),
         ({"messages": ["Hello"]}, "Bad Request", "body.messages.0", "Input should be a valid dictionary"),
-        ({"messages": [{"content": "x"}]}, "Bad Request", "body.messages.0.role", "Field required"),
+        (
+            {"messages": [{"content": "x"}]},
+            "Bad Request",
+            "body.messages.0.ChatCompletionDeveloperMessageParam.role",
+            "Field required",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "BadRequestError",
@@ -86,6 +91,18 @@ def test_a_completion_that_vllm_refuses(
             "BadRequestError",
             "top_logprobs",
             "`logprobs` must be set to true",
+        ),
+        (
+            {"messages": MESSAGES, "response_format": {"type": "poem"}},
+            "Bad Request",
+            "body.response_format.type",
+            "Input should be 'text', 'json_object' or 'json_schema'",
+        ),
+        (
+            {"messages": MESSAGES, "response_format": {"type": "json_schema"}},
+            "BadRequestError",
+            "response_format",
+            "must be provided",
         ),
         ({"messages": MESSAGES, "tools": []}, "BadRequestError", "tools", "must not be an empty array"),
         ({"messages": MESSAGES, "tool_choice": "auto"}, "BadRequestError", "tool_choice", "`tools` must be set"),
@@ -162,7 +179,7 @@ def test_a_completion_has_sixteen_tokens_unless_told_and_a_chat_all_that_fit() -
             {},
             101,
             "input_tokens",
-            "maximum context length is 100 tokens. However, your prompt contains 101 input tokens",
+            "maximum context length is 100 tokens. However, your prompt contains at least 101 input tokens",
         ),
         ({}, 100, "max_tokens", "max_tokens must be at least 1, got 0."),
         ({"min_tokens": 17}, 10, None, "min_tokens must be less than or equal to max_tokens=16, got 17."),

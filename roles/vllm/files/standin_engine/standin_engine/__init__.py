@@ -8,5 +8,10 @@ come from a model of paged key-value memory and continuous batching with the fig
 
 from __future__ import annotations
 
-VLLM_VERSION = "0.32.0"
-"""The version of vLLM whose interface is spoken."""
+from pathlib import Path
+
+_NAMED = Path(__file__).resolve().parents[1] / "VERSION"
+
+VLLM_VERSION = _NAMED.read_text(encoding="utf-8").strip() if _NAMED.is_file() else "0.32.0"
+"""The version that it says it is: the one that it was installed as, so that an upgrade can be rehearsed. Whatever that
+is, the interface is the one of vLLM 0.32.0."""

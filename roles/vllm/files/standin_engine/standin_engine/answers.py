@@ -152,6 +152,17 @@ class Answer:
         return END_OF_TEXT + 3 + self._draw() % (self._writer.tokenizer.size - END_OF_TEXT - 3)
 
 
+class WrittenAnswer(Answer):
+    """An answer whose text is given: a document of a form that a client asked for."""
+
+    __slots__ = ()
+
+    def __init__(self, writer: Writer, seed: int, text: str) -> None:
+        super().__init__(writer, seed)
+        self._pending = writer.tokenizer.encode(text)
+        self.length = len(self._pending)
+
+
 def answer_seed(model: str, prompt: Sequence[int], sampling: str) -> int:
     """Seed of an answer: 64 bits of a hash over model, prompt and sampling, so that it is the same on every engine."""
     digest = hashlib.blake2b(f"{model}\n{sampling}\n".encode(), digest_size=8)

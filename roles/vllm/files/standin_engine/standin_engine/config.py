@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import VLLM_VERSION, cards
+from . import VLLM_VERSION, cards, flags
 
 DEFAULT_CARD = "a100-80g"
 
@@ -210,9 +210,7 @@ def build(options: argparse.Namespace, environment: Mapping[str, str]) -> Config
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override", "stream_interval",
                  "max_loras", "max_num_queued_reqs", "max_num_queued_tokens"):  # fmt: skip
         _positive(name, getattr(options, name))
-    utilization = _or(
-        _or(options.gpu_memory_utilization, options.device_memory_utilization), cards.GPU_MEMORY_UTILIZATION
-    )
+    utilization = _or(options.gpu_memory_utilization, cards.GPU_MEMORY_UTILIZATION)
     if not 0 < utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {utilization}")
     batched_tokens = _or(options.max_num_batched_tokens, cards.MAX_NUM_BATCHED_TOKENS)
@@ -249,6 +247,8 @@ def build(options: argparse.Namespace, environment: Mapping[str, str]) -> Config
                 f"needed than is available; the estimated maximum model length is {capacity}. Try increasing "
                 "`gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
             )
+    for problem in flags.out_of_range(options):
+        raise ConfigError(problem)
     adapters = _adapters(options.lora_modules)
     if adapters and not options.enable_lora:
         raise ConfigError("--lora-modules needs --enable-lora")

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from . import documents
+
 MAX_SEQUENCES = 16384
 """vLLM's default limit of ``n``."""
 MAX_PROMPTS = 1024
@@ -238,6 +240,7 @@ class GenerationRequest:
         max_tokens_name: the field that limits the answer, for messages.
         echo: whether the prompt is repeated before the answer.
         salt: separates the prefix cache.
+        document: the text of an answer of the form that is asked for; None if none is.
     """
 
     model: str | None
@@ -253,6 +256,7 @@ class GenerationRequest:
     request_id: str | None
     salt: str
     truncate_prompt_tokens: int | None
+    document: str | None
 
 
 def _sampling(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Sampling:
@@ -304,6 +308,7 @@ def _sampling(fields: Fields, max_tokens: int | None, logprobs: int | None) -> S
 
 
 def _request(fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tokens_name: str) -> GenerationRequest:
+    document = _document(fields)
     stream = fields.boolean("stream")
     options = fields.mapping("stream_options")
     if fields.get("stream_options") and not stream:
@@ -336,7 +341,27 @@ def _request(fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tok
         request_id=fields.text("request_id"),
         salt=fields.text("cache_salt") or "",
         truncate_prompt_tokens=truncation,
+        document=document,
     )
+
+
+def _document(fields: Fields) -> str | None:
+    """The answer that `response_format` asks for."""
+    wanted = fields.mapping("response_format")
+    if wanted is None:
+        return None
+    kind, path = wanted.get("type"), "body.response_format"
+    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
+        expected = "'text', 'json_object' or 'json_schema'"
+        raise malformed(f"{path}.type", "literal_error", f"Input should be {expected}", kind, {"expected": expected})
+    if kind == "json_schema" and not wanted.has("json_schema"):
+        raise refused(
+            "When response_format type is 'json_schema', the 'json_schema' field must be provided.", "response_format"
+        )
+    if kind == "json_object":
+        return documents.text({})
+    described = wanted.get("json_schema")
+    return documents.text(described.get("schema")) if kind == "json_schema" and isinstance(described, dict) else None
 
 
 def _is_token_ids(items: list[Any]) -> bool:
@@ -351,6 +376,8 @@ def _prompts(fields: Fields) -> Sequence[str | Sequence[int]]:
         return [prompt]
     if not isinstance(prompt, list):
         raise malformed("body.prompt", "string_type", "Input should be a valid string", prompt)
+    if not prompt:
+        raise refused("You must pass at least one prompt")
     if _is_token_ids(prompt):
         prompts: list[Any] = [prompt]
     elif all(isinstance(item, str) for item in prompt) or all(
@@ -445,7 +472,7 @@ def parse_messages(fields: Fields) -> list[dict[str, Any]]:
     if not isinstance(messages, list):
         raise malformed("body.messages", "list_type", "Input should be a valid list", messages)
     if not messages:
-        raise refused("The decoder prompt cannot be empty")
+        raise refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
     result = []
     for index, message in enumerate(messages):
         path = f"body.messages.{index}"
@@ -454,7 +481,8 @@ def parse_messages(fields: Fields) -> list[dict[str, Any]]:
         entry = Fields(message, path)
         role = entry.text("role")
         if role is None:
-            raise entry.missing("role")
+            # vLLM tries the kinds of message one after the other, and names the first.
+            raise Fields(message, f"{path}.ChatCompletionDeveloperMessageParam").missing("role")
         content = entry.get("content")
         if isinstance(content, list):
             content = "\n".join(_part(part, f"{path}.content.{place}") for place, part in enumerate(content))
@@ -479,8 +507,10 @@ def _part(part: Any, path: str) -> str:
     return text
 
 
-def check_limits(request: GenerationRequest, prompt_tokens: int, max_model_len: int, max_logprobs: int) -> int:
-    """Tokens that an answer to a prompt of that length may have.
+def check_limits(
+    request: GenerationRequest, prompt_tokens: int, max_model_len: int, max_logprobs: int, counted: bool = False
+) -> int:
+    """Tokens that an answer to a prompt of that length may have. ``counted``: the client gave token ids, not a text.
 
     Raises:
         ApiError: prompt or answer do not fit into the context, or too many log probabilities are wanted.
@@ -495,10 +525,12 @@ def check_limits(request: GenerationRequest, prompt_tokens: int, max_model_len: 
             wanted,
         )
     if prompt_tokens > max_model_len:
+        # vLLM reads no more of a text than it needs to know that it is too long.
+        prompt_tokens = prompt_tokens if counted else max_model_len + 1
         raise refused(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
-            f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. "
-            "Please reduce the length of the input prompt.",
+            f"{'' if counted else 'at least '}{prompt_tokens} input tokens, which exceeds this limit even without any "
+            "output tokens. Please reduce the length of the input prompt.",
             "input_tokens",
             prompt_tokens,
         )

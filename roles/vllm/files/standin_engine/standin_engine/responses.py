@@ -210,6 +210,10 @@ class Envelope:
             full,
         )
 
+    def _usage_so_far(self, generation: Generation, tokens: int) -> dict[str, Any]:
+        result = usage(len(generation.prompt), tokens, full=False)
+        return {**result, "completion_tokens_details": None} if self.chat else result
+
     def _head(self) -> dict[str, Any]:
         return {
             "id": self.identifier,
@@ -228,7 +232,7 @@ class Envelope:
         }
         chunk: dict[str, Any] = {**self._head(), "choices": [choice]}
         if self.request.continuous_usage:
-            chunk["usage"] = usage(len(generation.prompt), 0, full=False)
+            chunk["usage"] = self._usage_so_far(generation, 0)
         chunk["prompt_token_ids"] = list(generation.prompt) if self.request.return_token_ids else None
         chunk["prompt_text"] = None
         return chunk
@@ -262,7 +266,7 @@ class Envelope:
         choice["token_ids"] = token_ids
         chunk: dict[str, Any] = {**self._head(), "choices": [choice]}
         if self.request.continuous_usage:
-            chunk["usage"] = usage(len(generation.prompt), len(generation.outputs), full=False)
+            chunk["usage"] = self._usage_so_far(generation, len(generation.outputs))
         if finished and not self.request.include_usage and self.fingerprint is not None:
             chunk["system_fingerprint"] = self.fingerprint
         return chunk

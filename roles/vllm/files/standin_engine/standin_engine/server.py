@@ -23,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from . import VLLM_VERSION
-from .answers import Writer, answer_seed, build_tokenizer
+from .answers import Writer, WrittenAnswer, answer_seed, build_tokenizer
 from .config import Adapter, Config
 from .engine import Engine, Generation, Group, QueueFullError
 from .faults import Faults
@@ -153,6 +153,8 @@ class Server:
                     response.headers["Allow"] = error.headers["Allow"]
         if self._config.request_id_headers and not response.prepared:
             response.headers["X-Request-Id"] = self._request_id(request)
+        if response.status != HTTPStatus.UNAUTHORIZED and not response.prepared:
+            response.headers["Vary"] = "Origin"  # what looks at origins in vLLM stands behind what asks for the key
         return response
 
     def _has_key(self, request: web.Request) -> bool:
@@ -321,10 +323,19 @@ class Server:
         self, body: GenerationRequest, prompts: Sequence[Sequence[int]], adapter: Adapter | None
     ) -> list[Generation]:
         sampling = body.sampling
+        strangers = [token for token in sampling.stop_token_ids if not 0 <= token < self._tokenizer.size]
+        if strangers:
+            raise refused(
+                f"token_id(s) {strangers} in stop_token_ids contain out-of-vocab token ids. Vocabulary size: "
+                f"{self._tokenizer.size}",
+                "stop_token_ids",
+                strangers,
+            )
         name = adapter.name if adapter else ""
         generations: list[Generation] = []
-        for prompt in prompts:
-            limit = check_limits(body, len(prompt), self._config.max_model_len, self._config.max_logprobs)
+        for place, prompt in enumerate(prompts):
+            counted = bool(body.prompts) and not isinstance(body.prompts[place], str)
+            limit = check_limits(body, len(prompt), self._config.max_model_len, self._config.max_logprobs, counted)
             for choice in range(sampling.n):
                 if sampling.temperature < GREEDY_TEMPERATURE:
                     key = "greedy"
@@ -332,10 +343,12 @@ class Server:
                     key = f"seed {sampling.seed} temperature {sampling.temperature} choice {choice}"
                 else:
                     key = f"random {secrets.token_hex(8)}"
+                seed = answer_seed(name or self._config.served_names[0], prompt, key)
+                document = body.document
                 generations.append(
                     Generation(
                         prompt,
-                        self._writer.answer(answer_seed(name or self._config.served_names[0], prompt, key)),
+                        self._writer.answer(seed) if document is None else WrittenAnswer(self._writer, seed, document),
                         index=len(generations),
                         max_tokens=limit,
                         min_tokens=sampling.min_tokens,
@@ -419,7 +432,7 @@ class Server:
         generations: list[Generation],
         echoes: list[str],
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", "Vary": "Origin"})
         if self._config.request_id_headers:
             response.headers["X-Request-Id"] = self._request_id(request)
         framed = request.version >= (1, 1)
