@@ -9,9 +9,10 @@ from tests.e2e.conftest import ROOT, Site, ansible
 
 TARGETS = sorted(path.parent.parent.name for path in (ROOT / "tests/integration/targets").glob("*/tasks/main.yml"))
 MODULES = {path.stem for path in (ROOT / "plugins/modules").glob("*.py")}
-# Tested where they are used: on the controller, in every role's own scenario, and, those for hosts without Python, in
-# the scenario of the preprocessor.
-WITHOUT_TARGET = {"site_preflight", "operation_state"} | {name for name in MODULES if name.startswith("raw_")}
+# Tested where they are used: on the controller, in every role's own scenario, in that of the driver stack, and, those
+# for hosts without Python, in that of the preprocessor.
+WITHOUT_TARGET = {"site_preflight", "operation_state", "driver_stack_step"}
+WITHOUT_TARGET |= {name for name in MODULES if name.startswith("raw_")}
 
 
 def test_every_module_has_a_target() -> None:
