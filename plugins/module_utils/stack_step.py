@@ -610,7 +610,7 @@ class Step:
             wrong = "" if content is not None else self.tree.complaint(key)
         else:
             try:
-                with urllib.request.urlopen(key, timeout=KEY_TIMEOUT) as answer:
+                with urllib.request.build_opener().open(key, timeout=KEY_TIMEOUT) as answer:
                     content = answer.read(LARGEST_KEY)
             except (OSError, urllib.error.URLError, ValueError) as error:
                 content, wrong = None, str(error)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,12 +211,13 @@ def process(real_site: Site, host: str) -> str:
     return real_site.on(host, "systemctl show --property=MainPID --value vllm@main").strip()
 
 
-def run_with(real_site: Site, host: str, options: dict[str, Any]) -> tuple[int, str]:
-    """Run the engines' part of the site on one host, with more options; gives its exit status and its output."""
+def run_with(real_site: Site, host: str, options: dict[str, Any], **variables: Any) -> tuple[int, str]:
+    """Run the engines' part of the site on one host, with more options and other variables; gives its exit status and
+    its output."""
     [found] = inventory.read(real_site.checkout).variables[host]["vllm_engines"]
     engines = [{**found, "options": {**found["options"], **options}}]
     finished, _document = real_site.playbook(
-        "site.yml", "--tags", "vllm", "--limit", host, "-e", json.dumps({"vllm_engines": engines})
+        "site.yml", "--tags", "vllm", "--limit", host, "-e", json.dumps({"vllm_engines": engines, **variables})
     )
     return finished.returncode, finished.stdout
 
@@ -225,6 +227,15 @@ def test_a_refused_option_touches_nothing(real_site: Site) -> None:
     status, output = run_with(real_site, "engine-1", {"num-scheduler-steps": 4})
     assert status != 0
     assert "--num-scheduler-steps: removed" in output
+    assert process(real_site, "engine-1") == before
+
+
+def test_a_tokenizer_that_is_not_the_preprocessors_touches_nothing(real_site: Site, tmp_path: Path) -> None:
+    (tmp_path / "fingerprint.json").write_text('{"texts": "another"}')
+    before = process(real_site, "engine-1")
+    status, output = run_with(real_site, "engine-1", {"max-num-seqs": 7}, vllm_tokenizers={MODEL: str(tmp_path)})
+    assert status != 0
+    assert 'to be the one that preprocessors count with, {"texts": "another"}' in " ".join(output.split())
     assert process(real_site, "engine-1") == before
 
 

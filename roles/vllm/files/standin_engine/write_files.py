@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Writes the files that its standard input holds (a JSON object of names and texts) into the folder that it is given.
 

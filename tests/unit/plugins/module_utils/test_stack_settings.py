@@ -80,16 +80,16 @@ def test_what_is_no_key_is_told(key: bytes, right: bool) -> None:
 
 MENU = """
 menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-uuid' {
-	linux /vmlinuz-6.1.0-58-amd64
+\tlinux /vmlinuz-6.1.0-58-amd64
 }
 submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-uuid' {
-	menuentry 'Debian, with Linux 6.1.0-58' --class os $menuentry_id_option 'gnulinux-6.1.0-58-amd64-advanced-uuid' {
-		linux /vmlinuz-6.1.0-58-amd64
-	}
-	menuentry 'Linux 6.1.0-57-amd64 (recovery)' $menuentry_id_option 'gnulinux-6.1.0-57-amd64-recovery-uuid' {
-	}
-	menuentry 'Linux 6.1.0-57-amd64' --class os $menuentry_id_option 'gnulinux-6.1.0-57-amd64-advanced-uuid' {
-	}
+\tmenuentry 'Debian, with Linux 6.1.0-58' --class os $menuentry_id_option 'gnulinux-6.1.0-58-amd64-advanced-uuid' {
+\t\tlinux /vmlinuz-6.1.0-58-amd64
+\t}
+\tmenuentry 'Linux 6.1.0-57-amd64 (recovery)' $menuentry_id_option 'gnulinux-6.1.0-57-amd64-recovery-uuid' {
+\t}
+\tmenuentry 'Linux 6.1.0-57-amd64' --class os $menuentry_id_option 'gnulinux-6.1.0-57-amd64-advanced-uuid' {
+\t}
 }
 menuentry 'Flat' $menuentry_id_option 'gnulinux-6.1.0-9-amd64-advanced-uuid' {
 }
