@@ -70,12 +70,10 @@ attributes:
   diff_mode:
     description: Shows RV(before) and RV(after).
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 seealso:
   - module: ringmaster.inference.host_tuning_info
 extends_documentation_fragment:
+  - ringmaster.inference.attributes.setter
   - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)

@@ -45,10 +45,8 @@ attributes:
   diff_mode:
     description: Shows the manifest before and after.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
+  - ringmaster.inference.attributes.setter
   - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)

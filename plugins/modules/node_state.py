@@ -66,10 +66,8 @@ attributes:
   diff_mode:
     description: Shows which engines are drained before and after.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
+  - ringmaster.inference.attributes.setter
   - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)

@@ -128,14 +128,8 @@ options:
     type: bool
     default: true
 attributes:
-  check_mode:
-    description: Says what would be changed and changes nothing.
-    support: full
   diff_mode:
     description: Shows the settings and the files that keep them, before and after.
-    support: full
-  idempotent:
-    description: A second run changes nothing.
     support: full
 notes:
   - Run as root (C(become)).
@@ -144,6 +138,7 @@ notes:
 seealso:
   - module: ringmaster.inference.rdma_info
 extends_documentation_fragment:
+  - ringmaster.inference.attributes.setter
   - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)

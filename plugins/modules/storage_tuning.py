@@ -53,16 +53,11 @@ options:
       - Instead, exactly these values by device, in the form of RV(before). Devices that are gone are passed over.
     type: dict
 attributes:
-  check_mode:
-    description: Says what would be set and changes nothing.
-    support: full
   diff_mode:
     description: Shows the values before and after.
     support: full
-  idempotent:
-    description: A second run changes nothing.
-    support: full
 extends_documentation_fragment:
+  - ringmaster.inference.attributes.setter
   - ringmaster.inference.attributes
 author:
   - Ringmaster authors (@ringmaster)

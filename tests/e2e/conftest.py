@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -130,11 +131,12 @@ def changed_tasks(document: dict[str, Any]) -> dict[str, list[str]]:
     }
 
 
-@pytest.fixture(scope="session")
-def running_site() -> Iterator[Site]:
-    """The site after the first run of the main job on a fresh fleet."""
-    checkout = Checkout(ROOT, ROOT / "inventories" / "rehearsal", ROOT / ".rehearsal-test")
+@contextlib.contextmanager
+def brought_up(checkout: Checkout, prepare: Callable[[Checkout], None] | None = None) -> Iterator[Site]:
+    """The site after the first run of the main job on a fresh fleet, for which `prepare` may make something first."""
     try:
+        if prepare is not None:
+            prepare(checkout)
         started = time.time()
         status = site.run(checkout, [])
         document = site.newest_evidence(checkout, started)
@@ -144,6 +146,13 @@ def running_site() -> Iterator[Site]:
     finally:
         if not os.environ.get("KEEP_FLEET"):
             fleet.down(checkout, keep_images=True)
+
+
+@pytest.fixture(scope="session")
+def running_site() -> Iterator[Site]:
+    """The site of the rehearsal."""
+    with brought_up(Checkout(ROOT, ROOT / "inventories" / "rehearsal", ROOT / ".rehearsal-test")) as site_up:
+        yield site_up
 
 
 @pytest.fixture(scope="session")

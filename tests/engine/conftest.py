@@ -3,32 +3,18 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from rehearsal import fleet, real_engine, site
+from rehearsal import real_engine
 from rehearsal.checkout import Checkout
-from tests.e2e.conftest import Site
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.e2e.conftest import ROOT, Site, brought_up
 
 
 @pytest.fixture(scope="session")
 def real_site() -> Iterator[Site]:
-    """The site with real engines after the first run of the main job."""
+    """The site with real engines."""
     checkout = Checkout(ROOT, ROOT / "inventories" / "rehearsal-vllm", ROOT / ".rehearsal-engine-test")
-    try:
-        real_engine.ensure(checkout)
-        started = time.time()
-        status = site.run(checkout, [])
-        document = site.newest_evidence(checkout, started)
-        assert status == 0, "the main job failed; its output above says what was expected and what to do"
-        assert document is not None, "the main job wrote no evidence"
-        yield Site(checkout, fleet.addresses(checkout), document)
-    finally:
-        if not os.environ.get("KEEP_FLEET"):
-            fleet.down(checkout, keep_images=True)
+    with brought_up(checkout, real_engine.ensure) as site_up:
+        yield site_up

@@ -10,6 +10,8 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
+from tests.support.templates import trusted
+
 ROLE = Path(__file__).resolve().parents[3] / "roles" / "edge"
 
 
@@ -41,20 +43,10 @@ def members(*engines: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _trusted(value: Any) -> Any:
-    if isinstance(value, str):
-        return trust_as_template(value)
-    if isinstance(value, dict):
-        return {key: _trusted(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_trusted(item) for item in value]
-    return value
-
-
 def _templar(directory: Path, variables: dict[str, Any]) -> Templar:
     known: dict[str, Any] = {}
     for part in ("defaults", "vars"):
-        known.update(_trusted(yaml.safe_load((ROLE / part / "main.yml").read_text())))
+        known.update(trusted(yaml.safe_load((ROLE / part / "main.yml").read_text())))
     known.update(
         inventory_hostname="127.0.0.1",
         edge_generation="generation",

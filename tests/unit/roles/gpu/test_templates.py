@@ -12,6 +12,8 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
+from tests.support.templates import trusted
+
 ROLE = Path(__file__).resolve().parents[4] / "roles" / "gpu"
 GPU_A, GPU_B = "GPU-aaaa", "GPU-bbbb"
 LINES = [
@@ -22,15 +24,6 @@ LINES = [
 
 def load(path: str) -> Any:
     return yaml.safe_load((ROLE / path).read_text(encoding="utf-8"))
-
-
-def trusted(value: Any) -> Any:
-    """The role's own variables are templates, as Ansible would load them."""
-    if isinstance(value, str):
-        return trust_as_template(value)
-    if isinstance(value, list):
-        return [trusted(each) for each in value]
-    return {key: trusted(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def known(**variables: Any) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
+from tests.support.templates import trusted
+
 ROLE = Path(__file__).resolve().parents[4] / "roles" / "observability"
 MEMBERS = {
     "schema": 1,
@@ -40,15 +42,6 @@ MEMBERS = {
     "monitors": [{"name": "cpu-c1", "address": "2001:db8::16"}],
     "preprocessors": [{"name": "pi1", "address": "192.0.2.17"}],
 }
-
-
-def trusted(value: Any) -> Any:
-    """Mark every text in the value as a template of ours, as Ansible does with what it reads from a role."""
-    if isinstance(value, str):
-        return trust_as_template(value)
-    if isinstance(value, dict):
-        return {key: trusted(item) for key, item in value.items()}
-    return [trusted(item) for item in value] if isinstance(value, list) else value
 
 
 def evaluate(expression: str, **variables: Any) -> Any:

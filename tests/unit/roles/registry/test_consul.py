@@ -16,6 +16,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from ringmaster_scheduler.consul import read_answer
+from tests.support.templates import trusted
 
 ROLE = Path(__file__).resolve().parents[4] / "roles" / "registry"
 ADAPTERS = [f"adapter-{number}-ä" for number in range(300)]
@@ -41,14 +42,6 @@ MEMBERS = {
 }
 HOSTS = {f"srv{number}": {"ringmaster_address": f"10.0.0.{number}"} for number in (1, 2, 3)}
 HOSTS["srv3"] = {"ansible_host": "10.0.0.3"}
-
-
-def trusted(value: Any) -> Any:
-    if isinstance(value, str):
-        return trust_as_template(value)
-    if isinstance(value, dict):
-        return {key: trusted(item) for key, item in value.items()}
-    return [trusted(item) for item in value] if isinstance(value, list) else value
 
 
 def evaluate(expression: str, role: Path = ROLE, **variables: Any) -> Any:

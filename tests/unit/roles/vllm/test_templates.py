@@ -12,20 +12,13 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
+from tests.support.templates import trusted
+
 ROLE = Path(__file__).resolve().parents[4] / "roles" / "vllm"
 
 
 def load(path: str) -> Any:
     return yaml.safe_load((ROLE / path).read_text(encoding="utf-8"))
-
-
-def trusted(value: Any) -> Any:
-    """The role's own variables are templates, as Ansible would load them."""
-    if isinstance(value, str):
-        return trust_as_template(value)
-    if isinstance(value, list):
-        return [trusted(each) for each in value]
-    return {key: trusted(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def known(item: dict[str, Any], engine: str = "vllm", **variables: Any) -> dict[str, Any]:
