@@ -52,7 +52,6 @@ def up(checkout: Checkout) -> dict[str, str]:
     _ensure_inotify()
     _ensure_key(checkout)
     _ensure_secrets(checkout)
-    _ensure_preprocessor(checkout, site)
     network = _ensure_network(checkout)
     rails = [_ensure_network(checkout, rail) for rail in _rails(machines)]
     addresses = _allocate(checkout, network, wanted)
@@ -75,6 +74,8 @@ def up(checkout: Checkout) -> dict[str, str]:
     _write_known_hosts(checkout, addresses)
     with ThreadPoolExecutor(max_workers=4) as pool:
         list(pool.map(lambda host: _wait_for_ssh(checkout, host, addresses[host]), wanted))
+    # Last: its first build takes minutes, and is under way while images are made and hosts start.
+    _ensure_preprocessor(checkout, site)
     return addresses
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role brings to a host: all the readers that the program imports, and a configuration that it takes."""
+"""What the role brings to a host: a configuration that the program takes."""
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from ringmaster_agent import configuration
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROLE = CHECKOUT / "roles" / "agent"
-MODULE_UTILS = CHECKOUT / "plugins" / "module_utils"
-SHARED = "ansible_collections.ringmaster.inference.plugins.module_utils"
 
 
 def variables() -> dict[str, Any]:
@@ -26,27 +23,6 @@ def variables() -> dict[str, Any]:
     for file in ("defaults/main.yml", "vars/main.yml", "vars/Debian.yml"):
         found |= yaml.safe_load((ROLE / file).read_text(encoding="utf-8"))
     return found
-
-
-def imported(file: Path) -> set[str]:
-    """Names of the shared modules that a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == SHARED:
-            found |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{SHARED}."):
-            found.add((node.module or "").rpartition(".")[2])
-    return found
-
-
-def test_every_reader_that_is_needed_is_brought_and_no_other() -> None:
-    needed: set[str] = set()
-    pending = set().union(*(imported(file) for file in (ROLE / "files" / "ringmaster_agent").glob("*.py")))
-    while pending:
-        name = pending.pop()
-        needed.add(name)
-        pending |= imported(MODULE_UTILS / f"{name}.py") - needed
-    assert variables()["agent_module_utils"] == sorted(needed)
 
 
 @pytest.mark.parametrize("key", ["", "secret"])

