@@ -34,6 +34,17 @@ def replace(path: str, content: str | bytes, mode: int) -> None:
         raise
 
 
+def move(source: str, target: str) -> None:
+    """Give a file of the same file system another name in one step, once its content is on the disk. Raises OSError."""
+    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(source, target)
+    sync_directory(os.path.dirname(target))
+
+
 def sync_directory(path: str) -> None:
     """Wait until the names in a directory are on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

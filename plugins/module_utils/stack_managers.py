@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,63 @@ class ManagerError(Exception):
     """The package manager did not do what it was asked to; the text says what it said."""
 
 
-class Apt:
+class _PackageFiles(ABC):
+    """Files of packages in a folder. A file has its name there only when it is whole: it arrives in a folder beside."""
+
+    def fetch(self, packages: Iterable[tuple[str, str]], folder: str) -> dict[str, str]:
+        """Bring the files of packages into a folder: name → file. Those that can't be had whole are left out.
+
+        Raises OSError for a folder that can't be written.
+        """
+        wanted = dict(packages)
+        missing = {name: version for name, version in wanted.items() if not self.file_of(folder, name, version)}
+        if missing:
+            arriving = os.path.join(folder, ".arriving")
+            shutil.rmtree(arriving, ignore_errors=True)  # of a run that was killed
+            os.mkdir(arriving, 0o700)
+            try:
+                self._gather(missing, arriving)
+                for name, version in missing.items():
+                    file = self.file_of(arriving, name, version)
+                    # On a full disk apt leaves the beginning of a file, and says that all is well.
+                    if file and self._is_whole(os.path.join(arriving, file)):
+                        durable.move(os.path.join(arriving, file), os.path.join(folder, file))
+            finally:
+                shutil.rmtree(arriving, ignore_errors=True)
+        return {name: file for name, version in wanted.items() if (file := self.file_of(folder, name, version))}
+
+    def _gather(self, missing: Mapping[str, str], folder: str) -> None:
+        """From the cache of the package manager what that has, and the rest from the repositories."""
+        for name, version in missing.items():
+            cached = self._cached(name, version)
+            if cached:
+                copy = os.path.join(folder, os.path.basename(cached))
+                shutil.copyfile(cached, copy)
+                if not self._is_whole(copy):
+                    os.unlink(copy)  # the cache is damaged; the repositories may have it
+        remaining = {name: version for name, version in missing.items() if not self.file_of(folder, name, version)}
+        if remaining and not self._download(remaining, folder).ok and len(remaining) > 1:
+            for name, version in remaining.items():  # none is downloaded if one can't be had
+                self._download({name: version}, folder)
+
+    @abstractmethod
+    def file_of(self, folder: str, name: str, version: str) -> str | None:
+        """The file of a package in a folder; None if it is not there."""
+
+    @abstractmethod
+    def _cached(self, name: str, version: str) -> str | None:
+        """Path of the file of a package in the package manager's cache."""
+
+    @abstractmethod
+    def _download(self, packages: Mapping[str, str], folder: str) -> Answer:
+        """Bring files of packages from the repositories."""
+
+    @abstractmethod
+    def _is_whole(self, path: str) -> bool:
+        """Whether a file can be read to its end, and is what its own checksums say."""
+
+
+class Apt(_PackageFiles):
     """apt and dpkg. `scratch` is an empty folder for the trial."""
 
     family = "Debian"
@@ -164,24 +221,12 @@ class Apt:
         answer = self._get(["--simulate", "--no-install-recommends", "install", *asked], SIMULATION_TIMEOUT)
         return parse(self.family, f"{answer.output}\n{answer.complaint}")
 
-    def fetch(self, packages: Iterable[tuple[str, str]], folder: str) -> dict[str, str]:
-        """Bring the files of packages into a folder: name → file. Those that can't be had whole are left out."""
-        wanted = dict(packages)
-        missing = {name: version for name, version in wanted.items() if not self.file_of(folder, name, version)}
-        for name, version in missing.items():
-            cached = self.file_of("/var/cache/apt/archives", name, version)
-            if cached:
-                _copy(os.path.join("/var/cache/apt/archives", cached), os.path.join(folder, cached))
-        remaining = {name: version for name, version in missing.items() if not self.file_of(folder, name, version)}
-        if remaining and not self._download(remaining, folder).ok and len(remaining) > 1:
-            for name, version in remaining.items():  # apt downloads none if one can't be had
-                self._download({name: version}, folder)
-        for name, version in missing.items():
-            # On a full disk apt leaves the beginning of a file, and says that all is well.
-            file = self.file_of(folder, name, version)
-            if file and not self.runner.run(["dpkg-deb", "--contents", os.path.join(folder, file)], QUERY_TIMEOUT).ok:
-                os.unlink(os.path.join(folder, file))
-        return {name: file for name, version in wanted.items() if (file := self.file_of(folder, name, version))}
+    def _cached(self, name: str, version: str) -> str | None:
+        cached = self.file_of("/var/cache/apt/archives", name, version)
+        return os.path.join("/var/cache/apt/archives", cached) if cached else None
+
+    def _is_whole(self, path: str) -> bool:
+        return self.runner.run(["dpkg-deb", "--contents", path], FETCH_TIMEOUT).ok
 
     def _download(self, packages: Mapping[str, str], folder: str) -> Answer:
         words = [f"{name}={version}" for name, version in packages.items()]
@@ -256,7 +301,7 @@ class Apt:
             time.sleep(2)
 
 
-class Dnf:
+class Dnf(_PackageFiles):
     """dnf 4 and rpm. `scratch` is an empty folder for the trial."""
 
     family = "RedHat"
@@ -354,32 +399,18 @@ class Dnf:
         complaint = answer.complaint.replace("Error: Operation aborted.", "Operation aborted.")
         return parse(self.family, f"{answer.output}\n{complaint}")
 
-    def fetch(self, packages: Iterable[tuple[str, str]], folder: str) -> dict[str, str]:
-        """Bring the files of packages into a folder: name → file. Those that can't be had whole are left out."""
-        wanted = dict(packages)
-        missing = {name: version for name, version in wanted.items() if not self.file_of(folder, name, version)}
-        for name, version in missing.items():
-            pattern = f"{name}-{_without_epoch(version)}.*.rpm"
-            found = self.runner.run(["find", "/var/cache/dnf", "-name", pattern], QUERY_TIMEOUT)
-            for path in found.output.splitlines()[:1]:
-                _copy(path, os.path.join(folder, os.path.basename(path)))
-        remaining = [
-            f"{name}-{version}" for name, version in missing.items() if not self.file_of(folder, name, version)
-        ]
-        if remaining and not self._download(remaining, folder).ok and len(remaining) > 1:
-            for word in remaining:
-                self._download([word], folder)
-        for name, version in missing.items():
-            file = self.file_of(folder, name, version)
-            words = ["rpmkeys", "--checksig", "--nosignature", os.path.join(folder, file or "")]
-            if file and not self.runner.run(words, QUERY_TIMEOUT).ok:
-                os.unlink(os.path.join(folder, file))
-        return {name: file for name, version in wanted.items() if (file := self.file_of(folder, name, version))}
+    def _cached(self, name: str, version: str) -> str | None:
+        pattern = f"{name}-{_without_epoch(version)}.*.rpm"
+        found = self.runner.run(["find", "/var/cache/dnf", "-name", pattern], QUERY_TIMEOUT)
+        return next(iter(found.output.splitlines()), None)
 
-    def _download(self, words: Sequence[str], folder: str) -> Answer:
+    def _is_whole(self, path: str) -> bool:
+        return self.runner.run(["rpmkeys", "--checksig", "--nosignature", path], FETCH_TIMEOUT).ok
+
+    def _download(self, packages: Mapping[str, str], folder: str) -> Answer:
+        words = [f"{name}-{version}" for name, version in packages.items()]
         # The version lock would hide the version that is to be gone back to.
-        words = ["--disableplugin=versionlock", "download", f"--destdir={folder}", *words]
-        return self._dnf(words, FETCH_TIMEOUT)
+        return self._dnf(["--disableplugin=versionlock", "download", f"--destdir={folder}", *words], FETCH_TIMEOUT)
 
     def file_of(self, folder: str, name: str, version: str) -> str | None:
         """The file of a package in a folder; None if it is not there."""
@@ -429,16 +460,6 @@ Manager = Any  # Apt or Dnf, or what stands in for one in a test; mypy --strict 
 def manager(family: str) -> type[Apt] | type[Dnf]:
     """The package manager of a family."""
     return Dnf if family == "RedHat" else Apt
-
-
-def _copy(source: str, target: str) -> None:
-    """Copy a file whole, or not at all."""
-    try:
-        shutil.copyfile(source, target)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(target)
-        raise
 
 
 def _without_epoch(version: str) -> str:

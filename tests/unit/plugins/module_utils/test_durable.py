@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.ringmaster.inference.plugins.module_utils.durable import replace, sync_directory
+from ansible_collections.ringmaster.inference.plugins.module_utils.durable import move, replace, sync_directory
 
 
 @pytest.mark.parametrize("content", ["né\n", "né\n".encode()])
@@ -62,3 +62,14 @@ def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sync_directory(str(tmp_path / "missing"))
     sync_directory(str(tmp_path))
+
+
+def test_a_file_is_moved_over_another(tmp_path: Path) -> None:
+    (tmp_path / "arriving").mkdir()
+    (tmp_path / "arriving" / "file").write_text("new")
+    (tmp_path / "file").write_text("old")
+    move(str(tmp_path / "arriving" / "file"), str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "new"
+    with pytest.raises(FileNotFoundError):
+        move(str(tmp_path / "arriving" / "file"), str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "new"

@@ -99,18 +99,65 @@ def test_keys_of_the_trial_are_those_of_the_trial(tmp_path: Path) -> None:
     assert (tmp_path / "keyrings/ringmaster-x.asc").read_bytes() == b"KEY"
 
 
-def test_beginning_of_a_file_on_a_full_disk_is_no_file(tmp_path: Path) -> None:
+class Repository(Recorder):
+    """Brings `files` where they are asked for. `ends_in` is what happens while that goes on."""
+
+    def __init__(self, files: dict[str, str], ends_in: BaseException | None = None) -> None:
+        super().__init__({})
+        self.files, self.ends_in = files, ends_in
+
+    def run(self, command: Sequence[str], timeout: float = 20.0) -> Answer:
+        super().run(command, timeout)
+        if "download" in command:
+            apt = "--chdir" in command
+            folder = command[command.index("--chdir") + 1] if apt else command[-2].partition("=")[2]
+            for name, content in self.files.items():
+                (Path(folder) / name).write_text(content)
+            if self.ends_in is not None:
+                raise self.ends_in
+        looked_at = "--contents" in command or "--checksig" in command
+        return Answer(2 if looked_at and Path(command[-1]).read_text() != "whole" else 0)
+
+
+MANAGERS = [(Apt, "a_1%3a2-1_amd64.deb"), (Dnf, "a-2-1.x86_64.rpm")]
+
+
+@pytest.mark.parametrize(("manager", "file"), MANAGERS)
+def test_a_file_counts_as_there_when_it_is_whole(tmp_path: Path, manager: type[Apt] | type[Dnf], file: str) -> None:
+    folder, wanted = tmp_path / "files", [("a", "1:2-1")]
+    folder.mkdir()
+
+    def fetch(repository: Repository) -> dict[str, str]:
+        return manager(repository, str(tmp_path), False).fetch(wanted, str(folder))
+
+    # On a full disk apt leaves the beginning of a file, and says that all is well.
+    assert fetch(Repository({file: "beginning"})) == {}
+    assert list(folder.iterdir()) == []
+    # Killed in the middle; what is left then is not taken for the file by the next run.
+    with pytest.raises(KeyboardInterrupt):
+        fetch(Repository({file: "begin"}, KeyboardInterrupt()))
+    (folder / ".arriving").mkdir()
+    (folder / ".arriving" / file).write_text("begin")
+    assert manager(Recorder({}), str(tmp_path), False).file_of(str(folder), *wanted[0]) is None
+    assert fetch(Repository({})) == {}
+    assert fetch(Repository({file: "whole"})) == {"a": file}
+    assert [path.name for path in folder.iterdir()] == [file]
+    # Nobody is asked for what is there.
+    again = Repository({})
+    assert fetch(again) == {"a": file}
+    assert again.asked == []
+
+
+def test_one_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
 
-    class Full(Recorder):
+    class Lacking(Repository):
         def run(self, command: Sequence[str], timeout: float = 20.0) -> Answer:
-            if "download" in command:
-                (tmp_path / "files" / "a_1%3a2-1_amd64.deb").write_text("beginning")
-                return Answer(0)
-            return Answer(2) if "--contents" in command else Answer(0)
+            return Answer(100) if "b=1" in command else super().run(command, timeout)
 
-    assert Apt(Full({}), str(tmp_path), False).fetch([("a", "1:2-1")], str(tmp_path / "files")) == {}
-    assert list((tmp_path / "files").iterdir()) == []
+    repository = Lacking({"a_1_amd64.deb": "whole"})
+    found = Apt(repository, str(tmp_path), False).fetch([("a", "1"), ("b", "1")], str(tmp_path / "files"))
+    assert found == {"a": "a_1_amd64.deb"}
 
 
 def test_what_was_said_is_the_marked_lines_or_the_last() -> None:
