@@ -53,9 +53,10 @@ def _templar(directory: Path, variables: dict[str, Any]) -> Templar:
     known.update(
         inventory_hostname="127.0.0.1",
         edge_generation="generation",
-        # HAProxy does not start with a user that is not there, and its own comes with its package.
+        # HAProxy does not start without its user and its empty directory, which come with its package.
         edge_user=pwd.getpwuid(os.geteuid()).pw_name,
         edge_group=grp.getgrgid(os.getegid()).gr_name,
+        edge_chroot=str(directory),
         edge_directory=str(directory),
         ansible_search_path=[str(ROLE)],
     )
