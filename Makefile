@@ -8,8 +8,10 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 ENGINE ?= standin
 # More arguments for ansible-playbook, for example: make rehearse ARGS="--tags edge --limit gw1"
 ARGS ?=
+# Checks of tests/run/crate, all if none is named.
+CRATE ?=
 
-.PHONY: help setup ahead rehearse rehearse-down preprocessor test test-slow lint sanity unit package e2e molecule engine bench lock
+.PHONY: help setup ahead rehearse rehearse-down preprocessor test test-slow lint sanity unit package e2e molecule crate engine bench lock
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -35,7 +37,7 @@ preprocessor: setup ## the preprocessor's static binaries, for x86_64 and aarch6
 
 test: ahead lint sanity unit package e2e ## lint, sanity, unit tests, package, then the rehearsal with its assertions
 
-test-slow: preprocessor molecule ## what takes longer: a molecule scenario for each role, the aarch64 preprocessor
+test-slow: preprocessor crate molecule ## what takes longer: a molecule scenario for each role, the preprocessor's sources and aarch64
 	@tests/run/preprocessor
 
 lint: setup ## yamllint, ansible-lint, ruff, mypy
@@ -55,6 +57,9 @@ e2e: setup ## the rehearsal on a fleet of its own, twice, with faults under load
 
 molecule: setup ## each role alone
 	@tests/run/molecule
+
+crate: setup ## the preprocessor's own tests, ten minutes of new inputs, the same bytes when built again
+	@tests/run/crate $(CRATE)
 
 engine: setup ## real vLLM behind the edge, on a fleet of its own (6 GB of disk, 8 GB of memory)
 	@tests/run/engine

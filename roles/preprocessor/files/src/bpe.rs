@@ -623,3 +623,79 @@ impl<'de> Visitor<'de> for MergeSeed<'_> {
         Ok(Some([start, middle, after, end]))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A model of the letters a to d and of what the merges make of them, each merge of two tokens that are there.
+    fn made(choices: &[(usize, usize)]) -> Bpe {
+        let mut tokens: Vec<String> = ["a", "b", "c", "d"].map(str::to_owned).to_vec();
+        let mut merges = Vec::new();
+        for &(left, right) in choices {
+            let (left, right) = (tokens[left % tokens.len()].clone(), tokens[right % tokens.len()].clone());
+            let joined = format!("{left}{right}");
+            if joined.len() <= 32 && !tokens.contains(&joined) {
+                merges.push(format!("\"{left} {right}\""));
+                tokens.push(joined);
+            }
+        }
+        let vocabulary: Vec<String> =
+            tokens.iter().enumerate().map(|(id, token)| format!("\"{token}\":{id}")).collect();
+        let file = format!("{{\"vocab\":{{{}}},\"merges\":[{}]}}", vocabulary.join(","), merges.join(","));
+        serde_json::from_str(&file).unwrap()
+    }
+
+    /// What merging is, as slow as it is plain: the pair of lowest rank, the leftmost of equals, until none is left.
+    fn plainly_merged(model: &Bpe, word: &[u32]) -> Vec<u32> {
+        let mut ids = word.to_vec();
+        loop {
+            let best = (1..ids.len())
+                .filter_map(|right| model.merges.get(ids[right - 1], ids[right]).map(|(rank, id)| (rank, right, id)))
+                .min();
+            match best {
+                Some((_rank, right, id)) => {
+                    ids[right - 1] = id;
+                    ids.remove(right);
+                }
+                None => return ids,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn short_and_long_words_are_merged_as_they_have_to_be(
+            choices in proptest::collection::vec((0usize..40, 0usize..40), 0..30),
+            word in proptest::collection::vec(0u32..4, 0..200),
+        ) {
+            let model = made(&choices);
+            let symbols = || -> Vec<Symbol> { word.iter().map(|id| Symbol { id: *id, length: 1 }).collect() };
+            let expected = plainly_merged(&model, &word);
+            let mut long = symbols();
+            model.merge_long(&mut long);
+            prop_assert_eq!(long.iter().map(|symbol| symbol.id).collect::<Vec<_>>(), expected.clone());
+            prop_assert_eq!(long.iter().map(|symbol| symbol.length as usize).sum::<usize>(), word.len());
+            let mut merged = Vec::new();
+            model.merge_ids(word.iter().copied(), &mut merged);
+            prop_assert_eq!(merged, expected);
+        }
+
+        #[test]
+        fn any_file_is_a_model_or_is_refused(
+            entries in proptest::collection::vec(("[a-d ]{0,3}", any::<u32>()), 0..8),
+            merges in proptest::collection::vec("[a-d ]{0,5}", 0..8),
+            word in "[a-e]{0,70}",
+        ) {
+            let vocabulary: Vec<String> =
+                entries.iter().map(|(token, id)| format!("\"{token}\":{}", if id % 3 == 0 { *id } else { id % 16 })).collect();
+            let merges: Vec<String> = merges.iter().map(|merge| format!("\"{merge}\"")).collect();
+            let file = format!("{{\"vocab\":{{{}}},\"merges\":[{}]}}", vocabulary.join(","), merges.join(","));
+            if let Ok(model) = serde_json::from_str::<Bpe>(&file) {
+                let _any_result = model.tokenize(&word);
+            }
+        }
+    }
+}

@@ -519,7 +519,7 @@ pub fn to_compact(value: &Value) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -619,7 +619,7 @@ mod tests {
         assert_eq!(out, "{\n  \"a\": [\n    1,\n    \"\\u00e9\\u0001\"\n  ],\n  \"b\": {}\n}");
     }
 
-    fn any_value() -> impl Strategy<Value = Value> {
+    pub fn any_value() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),
             any::<bool>().prop_map(Value::Bool),

@@ -318,7 +318,10 @@ fn tool_call(call: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::json::tests::any_value;
 
     fn value(text: &str) -> Value {
         json::read(text.as_bytes(), json::Limits::default()).unwrap().root
@@ -369,5 +372,63 @@ mod tests {
             r#"[{"type":"function","function":{"name":"f","description":null,"parameters":null,"strict":true}}]"#
         );
         assert_eq!(tools(&value(r#"{"tools":[]}"#)), None);
+    }
+
+    /// A message, or something like it: members that are read, with any value or one of the right kind.
+    fn any_message() -> impl Strategy<Value = Value> {
+        let text = |texts: &'static [&'static str]| {
+            proptest::sample::select(texts).prop_map(|text| Value::String(text.into()))
+        };
+        let part = proptest::collection::vec(
+            (
+                proptest::sample::select(&["type", "text", "refusal", "thinking", "image_url"][..]),
+                prop_oneof![any_value(), text(&["text", "refusal", "thinking", "input_text", "image_url"])],
+            ),
+            0..4,
+        )
+        .prop_map(|members| Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
+        let call = (any_value(), any_value(), any::<String>()).prop_map(|(id, other, arguments)| {
+            let function = Value::Object(vec![("arguments".into(), Value::String(arguments)), ("name".into(), other)]);
+            Value::Object(vec![("id".into(), id), ("function".into(), function)])
+        });
+        let member = (
+            proptest::sample::select(
+                &["role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content", "tools"][..],
+            ),
+            prop_oneof![
+                any_value(),
+                text(&["user", "assistant", "tool", "developer", "system"]),
+                proptest::collection::vec(prop_oneof![part, call], 0..4).prop_map(Value::Array),
+            ],
+        );
+        proptest::collection::vec(member, 0..6).prop_map(|members| {
+            Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_seen_or_refused(message in prop_oneof![any_message(), any_value()], as_text in any::<bool>()) {
+            let format = if as_text { ContentFormat::Text } else { ContentFormat::Parts };
+            if let Ok(Some(seen)) = conversation_message(&message, format) {
+                prop_assert!(seen.get("role").is_some_and(|role| role.as_str().is_some()));
+                let content = seen.get("content");
+                prop_assert!(content.is_some_and(|content| content.as_str().is_some() || content.as_array().is_some()));
+                // What a template gets can be written, and is the same when it is read again.
+                let again = json::read(json::to_compact(&seen).as_bytes(), json::Limits::default());
+                prop_assert!(again.is_ok());
+            }
+        }
+
+        #[test]
+        fn any_tools_are_completed_or_left_out(tools_given in any_value(), inner in any_value()) {
+            for given in [tools_given.clone(), Value::Array(vec![tools_given, Value::Object(vec![("function".into(), inner)])])] {
+                let request = Value::Object(vec![("tools".into(), given)]);
+                for tool in tools(&request).iter().flat_map(|tools| tools.as_array().unwrap_or_default()) {
+                    let function = tool.get("function");
+                    prop_assert!(function.is_some_and(|function| function.get("parameters").is_some()));
+                }
+            }
+        }
     }
 }
