@@ -64,7 +64,7 @@ crate: setup ## the preprocessor's own tests, ten minutes of new inputs, the sam
 engine: setup ## real vLLM behind the edge, on a fleet of its own (6 GB of disk, 8 GB of memory)
 	@tests/run/engine
 
-bench: setup ## figures: streaming through the edge, decisions, the stand-in engine
+bench: setup ## figures: streaming through the edge, decisions, the preprocessor, the stand-in engine
 	@tests/run/bench
 
 lock: setup ## resolve requirements/development.in to development.txt with hashes (needs uv on PATH)

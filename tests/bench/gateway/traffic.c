@@ -3,13 +3,15 @@
  * Both ends of the bench of gateways: engines that answer at once, and a load that counts what comes back. In C, because
  * on the one core that both share they must cost less than what is measured.
  *
- *   traffic engines FIRST_PORT COUNT
- *   traffic load PORT PATH KEY CONNECTIONS SECONDS TOKENS RATE
+ *   traffic engines FIRST_PORT COUNT [INTERVAL]
+ *   traffic load PORT PATH KEY CONNECTIONS SECONDS TOKENS RATE [PROMPT]
  *
  * TOKENS 0 asks for one JSON answer, else for a stream of so many events. With RATE 0 each connection asks again as soon
- * as it has its answer, which fills whatever is measured; else all together ask RATE times a second.
+ * as it has its answer, which fills whatever is measured; else all together ask RATE times a second. PROMPT is text that
+ * stands in JSON as it is.
  *
- * An engine writes each event of a stream by itself, and gives every other stream its turn before the next one. The load
+ * An engine writes each event of a stream by itself, one in INTERVAL milliseconds, or as fast as it can, when it gives every
+ * other stream its turn before the next one. The load
  * prints one line of JSON: answered and failed requests, events, seconds, and the time from a request's last byte to the
  * answer's first one in microseconds. What began before the first tenth of the time was over is not counted.
  */
@@ -30,7 +32,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUFFER = 65536, EVENTS = 512, LONGEST_US = 2000000, PROMPT = 400 };
+enum { BUFFER = 65536, EVENTS = 512, LONGEST_US = 2000000, PROMPT = 400, LONGEST_REQUEST = 16384 };
 
 struct connection {
 	int fd;
@@ -39,6 +41,7 @@ struct connection {
 	char buffer[BUFFER];
 	/* engine */
 	long left;	/* events that the stream still has */
+	double due;	/* when it may have the next one */
 	int queued;	/* is in the list of streams */
 	struct connection *next;
 	/* load */
@@ -100,6 +103,7 @@ static const char *header(const char *head, const char *name)
 /* Engines ----------------------------------------------------------------------------------------------------------- */
 
 static struct connection *streams;
+static double interval;
 
 static const char EVENT[] =
 	"data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"bench\",\"choices\":"
@@ -167,6 +171,7 @@ static size_t answer(struct connection *client)
 						   "Transfer-Encoding: chunked\r\n\r\n";
 			tokens = memmem(end, whole - (end - client->buffer), "\"max_tokens\":", 13);
 			client->left = tokens ? strtol(tokens + 13, NULL, 10) : 1;
+			client->due = interval ? now() + interval : 0;
 			give(client, HEAD, sizeof HEAD - 1);
 			if (!client->queued) {
 				client->queued = 1;
@@ -210,9 +215,15 @@ static void stream(void)
 	static char chunk[sizeof EVENT + 16];
 	static int length;
 	struct connection **place = &streams, *client;
+	double moment = interval ? now() : 0;
 	if (!length)
 		length = sprintf(chunk, "%zx\r\n%s\r\n", sizeof EVENT - 1, EVENT);
 	while ((client = *place)) {
+		if (client->fd >= 0 && client->due > moment) {
+			place = &client->next;
+			continue;
+		}
+		client->due += interval;
 		ssize_t written = client->fd < 0 ? -1 : send(client->fd, chunk, length, MSG_NOSIGNAL);
 		int ended = client->fd < 0;
 		if (written > 0) {
@@ -249,7 +260,7 @@ static void engines(int first, int count)
 		watch(fd, 1);
 	}
 	for (;;) {
-		int count = epoll_wait(poller, ready, EVENTS, streams ? 0 : -1);
+		int count = epoll_wait(poller, ready, EVENTS, !streams ? -1 : interval ? 1 : 0);
 		for (int index = 0; index < count; index++) {
 			struct connection *one = ready[index].data.ptr;
 			if (one->listening) {
@@ -266,7 +277,7 @@ static void engines(int first, int count)
 
 /* Load -------------------------------------------------------------------------------------------------------------- */
 
-static char request[2048];
+static char request[LONGEST_REQUEST];
 static size_t request_length;
 static double counts_from, ends_at;
 static long answered, failed, events;
@@ -440,14 +451,19 @@ static long share(double part)
 	return -1;
 }
 
-static void load(int port, const char *path, const char *key, int connections, double seconds, long tokens)
+static void load(int port, const char *path, const char *key, int connections, double seconds, long tokens, const char *prompt)
 {
 	struct epoll_event ready[EVENTS];
-	char body[1024], prompt[PROMPT + 1], wanted[64] = "";
+	char body[LONGEST_REQUEST - 1024], made[PROMPT + 1], wanted[64] = "";
 	double begun_at = now();
 	for (int index = 0; index < PROMPT; index++)
-		prompt[index] = index % 6 ? 'a' + index % 26 : ' ';
-	prompt[PROMPT] = 0;
+		made[index] = index % 6 ? 'a' + index % 26 : ' ';
+	made[PROMPT] = 0;
+	prompt = prompt ? prompt : made;
+	if (strlen(prompt) > sizeof body - 256) {
+		fprintf(stderr, "the prompt is too long\n");
+		exit(2);
+	}
 	if (tokens)
 		snprintf(wanted, sizeof wanted, ",\"stream\":true,\"max_tokens\":%ld", tokens);
 	snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"model\":\"bench\"%s}", prompt, wanted);
@@ -480,12 +496,15 @@ int main(int count, char **arguments)
 {
 	signal(SIGPIPE, SIG_IGN);
 	poller = epoll_create1(0);
-	if (count == 4 && !strcmp(arguments[1], "engines"))
+	if ((count == 4 || count == 5) && !strcmp(arguments[1], "engines")) {
+		interval = count == 5 ? atof(arguments[4]) / 1000 : 0;
 		engines(atoi(arguments[2]), atoi(arguments[3]));
-	else if (count == 9 && !strcmp(arguments[1], "load")) {
+	} else if ((count == 9 || count == 10) && !strcmp(arguments[1], "load")) {
 		rate = atol(arguments[8]);
-		load(atoi(arguments[2]), arguments[3], arguments[4], atoi(arguments[5]), atof(arguments[6]), atol(arguments[7]));
+		load(atoi(arguments[2]), arguments[3], arguments[4], atoi(arguments[5]), atof(arguments[6]), atol(arguments[7]),
+		     count == 10 ? arguments[9] : NULL);
 	} else
-		fprintf(stderr, "usage: traffic engines FIRST_PORT COUNT | load PORT PATH KEY CONNECTIONS SECONDS TOKENS RATE\n");
+		fprintf(stderr, "usage: traffic engines FIRST_PORT COUNT [INTERVAL] | "
+				"load PORT PATH KEY CONNECTIONS SECONDS TOKENS RATE [PROMPT]\n");
 	return 2 * (count < 2);
 }

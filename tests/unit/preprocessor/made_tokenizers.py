@@ -72,7 +72,8 @@ def corpus(seed: int = 7, lines: int = 4000) -> Iterator[str]:
         )
 
 
-def _bpe(pattern: str | None, **options: object) -> Tokenizer:
+def bpe(pattern: str | None, **options: object) -> Tokenizer:
+    """Return a byte-level BPE that is not trained yet; without a pattern it splits as GPT-2's does."""
     tokenizer = Tokenizer(models.BPE(**options))
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern is None:
@@ -97,12 +98,12 @@ def _train_bytes(tokenizer: Tokenizer, special: list[str], size: int = 3000) -> 
 
 def gpt2() -> Tokenizer:
     """Return a byte-level BPE with the pattern that is built in."""
-    return _train_bytes(_bpe(None), ["<|endoftext|>"])
+    return _train_bytes(bpe(None), ["<|endoftext|>"])
 
 
 def gpt2_prefix_space() -> Tokenizer:
     """Return a byte-level BPE that puts a space in front (RoBERTa)."""
-    tokenizer = _bpe(None)
+    tokenizer = bpe(None)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     _train_bytes(tokenizer, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
@@ -111,14 +112,14 @@ def gpt2_prefix_space() -> Tokenizer:
 
 def qwen2() -> Tokenizer:
     """Return a byte-level BPE with NFC in front."""
-    tokenizer = _bpe(QWEN2)
+    tokenizer = bpe(QWEN2)
     tokenizer.normalizer = normalizers.NFC()
     return _train_bytes(tokenizer, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
 
 
 def llama3() -> Tokenizer:
     """Return a byte-level BPE that takes whole words from the vocabulary without merging, with a token in front."""
-    tokenizer = _train_bytes(_bpe(LLAMA3, ignore_merges=True), ["<|begin_of_text|>", "<|eot_id|>"])
+    tokenizer = _train_bytes(bpe(LLAMA3, ignore_merges=True), ["<|begin_of_text|>", "<|eot_id|>"])
     begin = processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)])
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), begin])
     return tokenizer
@@ -126,12 +127,12 @@ def llama3() -> Tokenizer:
 
 def o200k() -> Tokenizer:
     """Return a byte-level BPE whose pattern tells cases apart (GPT-4o, gpt-oss)."""
-    return _train_bytes(_bpe(O200K), ["<|endoftext|>"])
+    return _train_bytes(bpe(O200K), ["<|endoftext|>"])
 
 
 def deepseek() -> Tokenizer:
     """Return a byte-level BPE behind several splits."""
-    tokenizer = _bpe(None)
+    tokenizer = bpe(None)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
@@ -148,7 +149,7 @@ def deepseek() -> Tokenizer:
 
 def added_tokens() -> Tokenizer:
     """Return a BPE with added tokens of every kind."""
-    tokenizer = _train_bytes(_bpe(QWEN2), ["<|endoftext|>"])
+    tokenizer = _train_bytes(bpe(QWEN2), ["<|endoftext|>"])
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_special_tokens(
         [
