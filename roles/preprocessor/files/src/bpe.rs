@@ -21,6 +21,9 @@ const NONE: u32 = u32::MAX;
 const SHORT: usize = 48;
 /// Characters whose symbol is found by index: ASCII, Latin, and the 256 characters that stand for bytes.
 const DIRECT: usize = 512;
+/// Threads that look up merges, and merges that are worth one.
+const MOST_CORES: usize = 4;
+const LEAST_PART: usize = 8192;
 
 /// Tokens by id and ids by token.
 pub struct Vocabulary {
@@ -169,6 +172,52 @@ pub struct Bpe {
     direct: Vec<u32>,
 }
 
+/// Ids of the left and the right side and of the result of each merge. Looking them up is most of what a model's start takes after
+/// its file was read, and each can be looked up by itself: all cores do it.
+fn ids_of_merges(vocabulary: &Vocabulary, prefix_length: usize, merges: &[[u32; 4]]) -> Result<Vec<[u32; 3]>, String> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_CORES);
+    let part = merges.len().div_ceil(cores).max(LEAST_PART);
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = merges
+            .chunks(part)
+            .enumerate()
+            .map(|(number, merges)| scope.spawn(move || look_up(vocabulary, prefix_length, merges, number * part)))
+            .collect();
+        let mut ids = Vec::with_capacity(merges.len());
+        for part in parts {
+            ids.extend(part.join().map_err(|_panic| "a merge could not be looked up")??);
+        }
+        Ok(ids)
+    })
+}
+
+fn look_up(
+    vocabulary: &Vocabulary,
+    prefix_length: usize,
+    merges: &[[u32; 4]],
+    first_rank: usize,
+) -> Result<Vec<[u32; 3]>, String> {
+    let mut joined = String::new();
+    let mut expected = NONE;
+    let ids = merges.iter().enumerate().map(|(number, &[left_start, left_end, right_start, right_end])| {
+        let left = &vocabulary.text[left_start as usize..left_end as usize];
+        let right = &vocabulary.text[right_start as usize..right_end as usize];
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(right.get(prefix_length..).ok_or("a merge lacks the prefix of subwords")?);
+        // Tokens mostly have their ids in the order in which merges made them.
+        let result = if vocabulary.token(expected) == Some(&joined) { Some(expected) } else { vocabulary.id(&joined) };
+        match (vocabulary.id(left), vocabulary.id(right), result) {
+            (Some(left), Some(right), Some(result)) => {
+                expected = result.wrapping_add(1);
+                Ok([left, right, result])
+            }
+            _ => Err(format!("merge {} has a token that is not in the vocabulary", first_rank + number)),
+        }
+    });
+    ids.collect()
+}
+
 impl Bpe {
     fn new(file: ModelFile) -> Result<Self, String> {
         if file.dropout.is_some_and(|dropout| dropout != 0.0) {
@@ -178,24 +227,9 @@ impl Bpe {
         let prefix = file.prefix;
         let prefix_length = prefix.as_ref().map_or(0, String::len);
         let mut merges = Merges::new(file.merges.len());
-        let mut joined = String::new();
-        let mut expected = NONE;
-        for (rank, &[left_start, left_end, right_start, right_end]) in file.merges.iter().enumerate() {
-            let left = &vocabulary.text[left_start as usize..left_end as usize];
-            let right = &vocabulary.text[right_start as usize..right_end as usize];
-            joined.clear();
-            joined.push_str(left);
-            joined.push_str(right.get(prefix_length..).ok_or("a merge lacks the prefix of subwords")?);
-            // Tokens mostly have their ids in the order in which merges made them.
-            let result =
-                if vocabulary.token(expected) == Some(&joined) { Some(expected) } else { vocabulary.id(&joined) };
-            match (vocabulary.id(left), vocabulary.id(right), result) {
-                (Some(left), Some(right), Some(result)) => {
-                    merges.insert(left, right, rank as u32, result);
-                    expected = result.wrapping_add(1);
-                }
-                _ => return Err(format!("merge {rank} has a token that is not in the vocabulary")),
-            }
+        let ids = ids_of_merges(&vocabulary, prefix_length, &file.merges)?;
+        for (rank, [left, right, result]) in ids.into_iter().enumerate() {
+            merges.insert(left, right, rank as u32, result);
         }
         let unknown = match &file.unknown {
             Some(token) => Some(vocabulary.id(token).ok_or("the unknown token is not in the vocabulary")?),

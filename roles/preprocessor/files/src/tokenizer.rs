@@ -145,12 +145,13 @@ impl Tokenizer {
     /// Read the directory of a model. The configuration is `tokenizer_config.json`, or `Value::Null` where there is none.
     pub fn load(directory: &Path, configuration: &Value) -> Result<Self, String> {
         let path = directory.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Self::from_json(&bytes, configuration).map_err(|error| format!("{}: {error}", path.display()))
+        // As text: else each of its strings would be looked through by itself for what is no UTF-8.
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Self::from_json(&text, configuration).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    fn from_json(bytes: &[u8], configuration: &Value) -> Result<Self, String> {
-        let mut inner: Inner = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    fn from_json(text: &str, configuration: &Value) -> Result<Self, String> {
+        let mut inner: Inner = serde_json::from_str(text).map_err(|error| error.to_string())?;
         // Neither is used unless a call asks for it.
         inner.with_truncation(None).map_err(|error| error.to_string())?;
         inner.with_padding(None);
