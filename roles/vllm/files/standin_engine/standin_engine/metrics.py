@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.metrics_core import Metric
@@ -134,6 +134,10 @@ class EngineMetrics(Collector):
         self.request_inference_time = Distribution(REQUEST_LATENCY)
         self.request_prefill_time = Distribution(REQUEST_LATENCY)
         self.request_decode_time = Distribution(REQUEST_LATENCY)
+
+    def state(self) -> tuple[object, ...]:
+        """All that the metrics are made of, to be compared with what it was."""
+        return tuple(_frozen(value) for value in vars(self).values())
 
     def collect(self) -> Iterator[Metric]:
         """Give all metrics of the engine."""
@@ -352,11 +356,35 @@ class HttpMetrics:
         self._coarse.labels(method, handler).observe(seconds)
 
 
-def build_registry(engine: EngineMetrics) -> CollectorRegistry:
-    """A registry with the metrics of the engine, of the process and of Python."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    GCCollector(registry=registry)
-    registry.register(engine)
-    return registry
+def _frozen(value: object) -> object:
+    if isinstance(value, Distribution):
+        return tuple(value.counts), value.total
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return value if isinstance(value, (str, int, float, type(None))) else tuple(value)  # type: ignore[arg-type]
+
+
+class MetricsPage:
+    """What ``/metrics`` shows: metrics of the process, of Python and of HTTP (`registry`), and those of the engine.
+
+    Schedulers and agents ask some ten times a second. An engine that has nothing to do would spend a tenth of a core on
+    that, so what it says of itself is written anew only when it has changed.
+    """
+
+    def __init__(self, engine: EngineMetrics) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._engine = engine
+        self._engine_registry = CollectorRegistry()
+        self._engine_registry.register(engine)
+        self._state: tuple[object, ...] = ()
+        self._written = b""
+
+    def text(self) -> bytes:
+        """The page in the text format of Prometheus."""
+        state = self._engine.state()
+        if state != self._state:
+            self._state, self._written = state, generate_latest(self._engine_registry)
+        return generate_latest(self.registry) + self._written

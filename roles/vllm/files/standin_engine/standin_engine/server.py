@@ -20,14 +20,14 @@ from typing import Any, Callable
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from . import VLLM_VERSION
 from .answers import Writer, WrittenAnswer, answer_seed, build_tokenizer
 from .config import Adapter, Config
 from .engine import Engine, Generation, Group, QueueFullError
 from .faults import Faults
-from .metrics import HttpMetrics, build_registry
+from .metrics import HttpMetrics, MetricsPage
 from .protocol import (
     ApiError,
     Fields,
@@ -87,8 +87,8 @@ class Server:
         self._adapters = {adapter.name: adapter for adapter in config.adapters}
         self._clients: dict[Group, web.Request] = {}
         self._load = 0
-        self.registry: CollectorRegistry = build_registry(self.engine.metrics)
-        self._http_metrics = HttpMetrics(self.registry)
+        self._metrics_page = MetricsPage(self.engine.metrics)
+        self._http_metrics = HttpMetrics(self._metrics_page.registry)
 
     def application(self) -> web.Application:
         """The application with all routes, under the root path, too, if there is one."""
@@ -187,7 +187,7 @@ class Server:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         self.engine.refresh_metrics()
-        return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=self._metrics_page.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _models(self, _request: web.Request) -> web.Response:
         names = self._config.served_names
