@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rehearsal.hardware import Machine, faults, kernel_log, lifecycle
 from rehearsal.hardware.state import State
-from rehearsal.hardware.tree import Tree
+from rehearsal.hardware.tree import Tree, driver_name
 
 STAGE = Path("/mnt")
 # What stays the machine's own: control groups, and devices without hardware (network interfaces of containers).
@@ -78,7 +78,7 @@ def _first_lines(state: State) -> list[str]:
     return [
         f"Linux version {state.text('host/kernel')}",
         f"Command line: {state.text('host/cmdline')}",
-        f"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build",
+        f"NVRM: loading {driver_name(state)}  {version}  Release Build",
         *(
             f"mlx5_core {state.text(f'ports/{index}/pci_address')}: "
             f"firmware version: {state.text(f'ports/{index}/firmware_version')}"

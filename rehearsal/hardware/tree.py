@@ -508,7 +508,7 @@ class Tree:
         version, folder = self.state.text("driver/version"), "proc/driver/nvidia"
         self.write(
             f"{folder}/version",
-            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (rehearsal)\n"
+            f"NVRM version: {driver_name(self.state)}  {version}  Release Build  (rehearsal)\n"
             "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)",
         )
         for index in self.state.names("gpus"):
@@ -536,6 +536,13 @@ class Tree:
         for name in (*cards, "ctl", "-uvm", "-uvm-tools"):
             self.write(f"dev/nvidia{name}", b"")
             (self.root / f"dev/nvidia{name}").chmod(0o666)
+
+
+def driver_name(state: State) -> str:
+    """What the loaded driver calls itself; state ``driver/modules`` says whether its modules are open or proprietary."""
+    if state.text("driver/modules", "open") == "proprietary":
+        return "NVIDIA UNIX x86_64 Kernel Module"
+    return "NVIDIA UNIX Open Kernel Module for x86_64"
 
 
 def _cpu_mask(cpus: list[int] | range) -> str:
