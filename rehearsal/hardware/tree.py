@@ -539,7 +539,7 @@ class Tree:
 
 
 def driver_name(state: State) -> str:
-    """What the loaded driver calls itself; state ``driver/modules`` says whether its modules are open or proprietary."""
+    """What the loaded driver calls itself, by state ``driver/modules``: open, or proprietary."""
     if state.text("driver/modules", "open") == "proprietary":
         return "NVIDIA UNIX x86_64 Kernel Module"
     return "NVIDIA UNIX Open Kernel Module for x86_64"
