@@ -226,3 +226,34 @@ def test_the_cause_is_found_above_the_end_of_a_long_trace() -> None:
     assert said.strip().endswith("Failed with result 'exit-code'.")
     silent = evaluate(template, known({}) | {"vllm_journal": {"stdout_lines": []}})
     assert "Errors in it: none." in silent
+
+
+SAME, OTHER = {"texts": 2000, "tokenizer": "a"}, {"texts": 2000, "tokenizer": "b"}
+WARNING = "Triton is installed, but doesn't include CPU backend. Disabling Triton."
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "passes", "found"),
+    [
+        ([WARNING, json.dumps(SAME)], 0, True, json.dumps(SAME)),
+        ([json.dumps(SAME), "a line after it"], 0, True, json.dumps(SAME)),
+        ([json.dumps(OTHER)], 0, False, json.dumps(OTHER)),
+        ([json.dumps(SAME)], 1, False, json.dumps(SAME)),
+        (
+            ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'transformers'"],
+            1,
+            False,
+            "No mod",
+        ),
+        ([], 0, False, "nothing"),
+    ],
+)
+def test_the_fingerprint_is_found_among_what_a_script_s_terminal_shows(
+    tmp_path: Path, said: list[str], status: int, passes: bool, found: str
+) -> None:
+    (tmp_path / "fingerprint.json").write_text(json.dumps(SAME))
+    [_script, task] = load("tasks/tokenizer.yml")
+    judged = trusted(task["vars"])
+    variables = known({}, vllm_tokenizers={"m": str(tmp_path)}, vllm_fingerprint={"rc": status, "stdout_lines": said})
+    assert evaluate("{{ " + task["ansible.builtin.assert"]["that"] + " }}", variables | judged) is passes
+    assert found in evaluate(task["ansible.builtin.assert"]["fail_msg"], variables | judged)
