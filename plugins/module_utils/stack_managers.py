@@ -51,35 +51,46 @@ class _PackageFiles(ABC):
         Raises OSError for a folder that can't be written.
         """
         wanted = dict(packages)
-        missing = {name: version for name, version in wanted.items() if not self.file_of(folder, name, version)}
-        if missing:
+        if self._missing(wanted, folder):
             arriving = os.path.join(folder, ".arriving")
             shutil.rmtree(arriving, ignore_errors=True)  # of a run that was killed
             os.mkdir(arriving, 0o700)
             try:
-                self._gather(missing, arriving)
-                for name, version in missing.items():
-                    file = self.file_of(arriving, name, version)
-                    # On a full disk apt leaves the beginning of a file, and says that all is well.
-                    if file and self._is_whole(os.path.join(arriving, file)):
-                        durable.move(os.path.join(arriving, file), os.path.join(folder, file))
+                # What the cache has damaged, the repositories may have.
+                for bring in (self._copy_cached, self._download_all):
+                    missing = self._missing(wanted, folder)
+                    bring(missing, arriving)
+                    self._take(missing, arriving, folder)
             finally:
                 shutil.rmtree(arriving, ignore_errors=True)
         return {name: file for name, version in wanted.items() if (file := self.file_of(folder, name, version))}
 
-    def _gather(self, missing: Mapping[str, str], folder: str) -> None:
-        """From the cache of the package manager what that has, and the rest from the repositories."""
-        for name, version in missing.items():
+    def _missing(self, wanted: Mapping[str, str], folder: str) -> dict[str, str]:
+        return {name: version for name, version in wanted.items() if not self.file_of(folder, name, version)}
+
+    def _take(self, packages: Mapping[str, str], arriving: str, folder: str) -> None:
+        """Give the files that arrived whole their names in the folder, and remove the others."""
+        for name, version in packages.items():
+            file = self.file_of(arriving, name, version)
+            if not file:
+                continue
+            path = os.path.join(arriving, file)
+            # On a full disk apt leaves the beginning of a file, and says that all is well.
+            if self._is_whole(path):
+                durable.move(path, os.path.join(folder, file))
+            else:
+                os.unlink(path)
+
+    def _copy_cached(self, packages: Mapping[str, str], arriving: str) -> None:
+        for name, version in packages.items():
             cached = self._cached(name, version)
             if cached:
-                copy = os.path.join(folder, os.path.basename(cached))
-                shutil.copyfile(cached, copy)
-                if not self._is_whole(copy):
-                    os.unlink(copy)  # the cache is damaged; the repositories may have it
-        remaining = {name: version for name, version in missing.items() if not self.file_of(folder, name, version)}
-        if remaining and not self._download(remaining, folder).ok and len(remaining) > 1:
-            for name, version in remaining.items():  # none is downloaded if one can't be had
-                self._download({name: version}, folder)
+                shutil.copyfile(cached, os.path.join(arriving, os.path.basename(cached)))
+
+    def _download_all(self, packages: Mapping[str, str], arriving: str) -> None:
+        if packages and not self._download(packages, arriving).ok and len(packages) > 1:
+            for name, version in packages.items():  # none is downloaded if one can't be had
+                self._download({name: version}, arriving)
 
     @abstractmethod
     def file_of(self, folder: str, name: str, version: str) -> str | None:

@@ -124,10 +124,8 @@ class Bench:
         self.figures.setdefault(name, []).append(value)
 
     @contextlib.contextmanager
-    def _proxy(self, gateway: int, tokenizer: bool = True, filtered: bool = False) -> Iterator[Proxy]:
-        model: dict[str, Any] = {"name": MODEL, "max_model_len": 1 << 20}
-        if tokenizer:
-            model["directory"] = str(self._model)
+    def _proxy(self, gateway: int, filtered: bool = False) -> Iterator[Proxy]:
+        model: dict[str, Any] = {"name": MODEL, "max_model_len": 1 << 20, "directory": str(self._model)}
         lists = []
         if filtered:
             model["word_lists"] = ["names"]
@@ -140,8 +138,8 @@ class Bench:
             proxy.close()
 
     def _load(self, port: int, path: str, connections: int, tokens: int = 0, rate: int = 0) -> dict[str, float]:
-        words = ["load", port, path, KEY, connections, self._seconds, tokens, rate, self._prompt]
-        command = ["taskset", "--cpu-list", str(LOAD_CORE), self._traffic, *map(str, words)]
+        load = [self._traffic, "load", port, path, KEY, connections, self._seconds, tokens, rate, self._prompt]
+        command = ["taskset", "--cpu-list", str(LOAD_CORE), *map(str, load)]
         finished = subprocess.run(command, capture_output=True, text=True, check=True)
         result: dict[str, float] = json.loads(finished.stdout)
         if not result["answered"] and not result["events"]:

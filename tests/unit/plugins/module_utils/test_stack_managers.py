@@ -148,6 +148,21 @@ def test_a_file_counts_as_there_when_it_is_whole(tmp_path: Path, manager: type[A
     assert again.asked == []
 
 
+def test_what_the_cache_has_damaged_comes_from_the_repositories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    file = "a_1%3a2-1_amd64.deb"
+    (tmp_path / file).write_text("beginning")
+    repository = Repository({file: "whole"})
+    apt = Apt(repository, str(tmp_path), False)
+    monkeypatch.setattr(apt, "_cached", lambda *_package: str(tmp_path / file))
+    assert apt.fetch([("a", "1:2-1")], str(tmp_path / "files")) == {"a": file}
+    assert (tmp_path / "files" / file).read_text() == "whole"
+    # Each file is read to its end once.
+    assert sum("--contents" in asked for asked in repository.asked) == 2
+
+
 def test_one_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
 
