@@ -8,7 +8,6 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
 
 from ansible_collections.ringmaster.inference.plugins.module_utils.engine_metrics import (
     EngineMetrics,
@@ -17,7 +16,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.engine_metric
     series,
 )
 from standin_engine.metrics import EngineMetrics as StandinMetrics
-from standin_engine.metrics import build_registry
+from standin_engine.metrics import MetricsPage
 
 LOAD = b'vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_waiting{engine="0"} 1\n'
 
@@ -28,7 +27,7 @@ def test_page_of_a_whole_engine() -> None:
     engine.waiting["capacity"] = 5
     engine.generation_tokens, engine.prompt_tokens = 1000, 500
     engine.iteration_tokens.observe(8, times=42)
-    found = parse(generate_latest(build_registry(engine)))
+    found = parse(MetricsPage(engine).text())
     assert found == EngineMetrics(3, 5, 0.25, 1000, 500, 42, 7, found.process_start)
     assert found.process_start is not None
     assert found.process_start > 1e9
