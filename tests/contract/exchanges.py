@@ -50,10 +50,28 @@ def _completion(name: str, **body: Any) -> Exchange:
     return Exchange(name, "POST", "/v1/completions", {k: v for k, v in document.items() if v != "absent"})
 
 
+# Strict, or a model that says anything would say anything as the arguments.
 TOOL = {
     "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    "function": {
+        "name": "weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
 }
+
+
+def _function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+REQUIRED = {"tools": [TOOL], "tool_choice": "required"}
+NAMED = {"tools": [TOOL], "tool_choice": _function("weather")}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 LONG = "word " * (CONTEXT + 100)
 # Chats that answer with no end-of-text of their own: as long as asked for.
@@ -165,6 +183,21 @@ EXCHANGES = (
     _chat("chat with a temperature below 0", temperature=-1),
     _chat("chat with an unknown response_format", response_format={"type": "poem"}),
     _chat("chat of a schema that is missing", response_format={"type": "json_schema"}),
-    _chat("chat with a tool that has to be used", max_tokens=64, tools=[TOOL], tool_choice="required"),
+    _chat("chat with a tool that has to be used", max_tokens=64, **REQUIRED),
+    _chat("chat with a tool that has to be used, streamed", max_tokens=64, stream=True, **REQUIRED),
+    _chat("chat with a tool that has to be used, cut off", max_tokens=3, **REQUIRED),
+    _chat("chat with a tool that has to be used, cut off, streamed", max_tokens=3, stream=True, **REQUIRED),
+    _chat("chat with a tool that is named", max_tokens=64, **NAMED),
+    _chat("chat with a tool that is named, streamed", max_tokens=64, stream=True, **NAMED),
+    _chat("chat with a tool that is named, cut off", max_tokens=1, **NAMED),
+    _chat("chat with a tool that is not there", tools=[TOOL], tool_choice=_function("other")),
+    _chat("chat with a tool that has no name", tools=[TOOL], tool_choice={"type": "function", "function": {}}),
+    _chat("chat with a tool of no kind", tools=[TOOL], tool_choice={"type": "function"}),
+    _chat("chat with an unknown tool_choice", tools=[TOOL], tool_choice="perhaps"),
+    _chat("chat with tool_choice and no tools", tool_choice="required"),
+    _chat("chat with no tools at all", tools=[]),
+    _chat("chat with tools that are none", tools=[{}]),
+    _chat("chat with a function that has no name", tools=[{"type": "function", "function": {}}]),
+    _chat("chat with tools that are text", tools="weather"),
     _chat("chat with stream_options without a stream", stream_options={"include_usage": True}),
 )

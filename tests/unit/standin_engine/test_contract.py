@@ -77,18 +77,7 @@ def test_every_exchange_was_recorded_once() -> None:
     assert sorted(RECORDED) == sorted(names)
 
 
-# A difference that is there, and known: the stand-in writes sentences, and calls no tool.
-DIFFERENT = {"chat with a tool that has to be used": "the stand-in calls no tools"}
-
-
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        pytest.param(each, marks=pytest.mark.xfail(reason=DIFFERENT[each.name])) if each.name in DIFFERENT else each
-        for each in EXCHANGES
-    ],
-    ids=lambda exchange: exchange.name,
-)
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.name)
 def test_the_standin_answers_as_vllm_does(exchange: Exchange, address: str) -> None:
     assert ask(address, exchange) == RECORDED[exchange.name]
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from standin_engine.protocol import ApiError, check_limits, parse_body, parse_chat, parse_completion
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,26 @@ def test_a_completion_that_vllm_refuses(
         ),
         ({"messages": MESSAGES, "tools": []}, "BadRequestError", "tools", "must not be an empty array"),
         ({"messages": MESSAGES, "tool_choice": "auto"}, "BadRequestError", "tool_choice", "`tools` must be set"),
-        ({"messages": MESSAGES, "tools": [{}]}, "BadRequestError", None, "requires --enable-auto-tool-choice"),
+        ({"messages": MESSAGES, "tools": TOOLS}, "BadRequestError", None, "requires --enable-auto-tool-choice"),
+        (
+            {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"},
+            "BadRequestError",
+            None,
+            'tool_choice="required" requires --tool-call-parser to be set',
+        ),
+        (
+            {"messages": MESSAGES, "tools": TOOLS, "tool_choice": {"function": {"name": "f"}}},
+            "BadRequestError",
+            None,
+            'tool_choice=function "f" requires --tool-call-parser to be set',
+        ),
+        (
+            {"messages": MESSAGES, "tools": TOOLS, "tool_choice": {"function": {"name": 1}}},
+            "BadRequestError",
+            "tool_choice.function.name",
+            "Invalid `name` in `function`: `1`",
+        ),
+        ({"messages": MESSAGES, "tools": ["f"]}, "Bad Request", "body.tools.0", "a valid dictionary"),
     ],
 )
 def test_a_chat_that_vllm_refuses(document: dict[str, Any], kind: str, parameter: str | None, message: str) -> None:

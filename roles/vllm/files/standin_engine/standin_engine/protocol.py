@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from . import documents
+from .tools import ForcedCall
 
 MAX_SEQUENCES = 16384
 """vLLM's default limit of ``n``."""
@@ -241,6 +242,7 @@ class GenerationRequest:
         echo: whether the prompt is repeated before the answer.
         salt: separates the prefix cache.
         document: the text of an answer of the form that is asked for; None if none is.
+        call: the call of a tool that the answer has to be, if any.
     """
 
     model: str | None
@@ -257,6 +259,7 @@ class GenerationRequest:
     salt: str
     truncate_prompt_tokens: int | None
     document: str | None
+    call: ForcedCall | None
 
 
 def _sampling(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Sampling:
@@ -307,7 +310,9 @@ def _sampling(fields: Fields, max_tokens: int | None, logprobs: int | None) -> S
     return sampling
 
 
-def _request(fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tokens_name: str) -> GenerationRequest:
+def _request(
+    fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tokens_name: str, call: ForcedCall | None = None
+) -> GenerationRequest:
     document = _document(fields)
     stream = fields.boolean("stream")
     options = fields.mapping("stream_options")
@@ -341,7 +346,8 @@ def _request(fields: Fields, prompts: Sequence[Any], sampling: Sampling, max_tok
         request_id=fields.text("request_id"),
         salt=fields.text("cache_salt") or "",
         truncate_prompt_tokens=truncation,
-        document=document,
+        document=document if call is None else call.text,
+        call=call,
     )
 
 
@@ -429,7 +435,7 @@ def parse_chat(document: Mapping[str, Any], auto_tool_choice: bool) -> tuple[Gen
     """
     fields = Fields(document)
     messages = parse_messages(fields)
-    _check_tools(fields, auto_tool_choice)
+    call = _forced_call(fields, "tool_choice" in document, auto_tool_choice)
     alternatives = fields.integer("top_logprobs") or 0
     if alternatives < -1:
         raise refused("`top_logprobs` must be a positive value or -1.", "top_logprobs", alternatives)
@@ -437,27 +443,75 @@ def parse_chat(document: Mapping[str, Any], auto_tool_choice: bool) -> tuple[Gen
         raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
     sampling = _sampling(fields, fields.integer(name), alternatives if fields.boolean("logprobs") else None)
-    return _request(fields, [], sampling, name), messages
+    return _request(fields, [], sampling, name, call), messages
 
 
-def _check_tools(fields: Fields, auto_tool_choice: bool) -> None:
+def _forced_call(fields: Fields, chosen: bool, auto_tool_choice: bool) -> ForcedCall | None:
+    """The call that the client insists on. ``chosen``: whether `tool_choice` is there, null or not."""
     tools = fields.get("tools")
     if tools == []:
         raise refused(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", "tools"
         )
-    choice = fields.get("tool_choice")
-    if choice == "none" or (choice is None and not tools):
-        return
-    if not tools:
-        raise refused("When using `tool_choice`, `tools` must be set.", "tool_choice")
-    if choice not in (None, "auto", "required") and not isinstance(choice, dict):
-        raise refused(
-            f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.',
-            "tool_choice",
-        )
-    if choice in (None, "auto") and not auto_tool_choice:
-        raise refused('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    choice = fields.get("tool_choice") if chosen or not tools else "auto"
+    if choice not in (None, "none"):
+        if tools is None:
+            raise refused("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        if choice not in ("auto", "required") and not isinstance(choice, dict):
+            raise refused(
+                f"Invalid value for `tool_choice`: {choice}! "
+                'Only named tools, "none", "auto" or "required" are supported.',
+                "tool_choice",
+            )
+    named = _named_function(choice, tools) if isinstance(choice, dict) else None
+    functions = _functions(tools)
+    if choice in (None, "none"):
+        return None
+    if not auto_tool_choice:
+        if choice == "auto":
+            raise refused('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+        wanted = f'"{choice}"' if named is None else f'function "{named}"'
+        raise refused(f"tool_choice={wanted} requires --tool-call-parser to be set")
+    if choice == "auto":
+        return None
+    name = next(iter(functions)) if named is None else named
+    return ForcedCall(name, documents.text(functions[name]), named=named is not None)
+
+
+def _named_function(choice: Mapping[str, Any], tools: Any) -> str:
+    usage = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
+    function = choice.get("function")
+    if not isinstance(function, dict):
+        raise refused(f"Invalid value for `function`: `{function}` in `tool_choice`! {usage}", "tool_choice.function")
+    if "name" not in function:
+        raise refused(f"Expected field `name` in `function` in `tool_choice`! {usage}", "tool_choice.function.name")
+    name = function["name"]
+    if not isinstance(name, str) or not name:
+        raise refused(f"Invalid `name` in `function`: `{name}` in `tool_choice`! {usage}", "tool_choice.function.name")
+    if name not in _functions(tools):
+        raise refused("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
+    return name
+
+
+def _functions(tools: Any) -> dict[str, Any]:
+    """The functions that a client offers: name → schema of the arguments, None if it says nothing of them."""
+    if tools is None:
+        return {}
+    if not isinstance(tools, list):
+        raise malformed("body.tools", "list_type", "Input should be a valid list", tools)
+    functions: dict[str, Any] = {}
+    for place, tool in enumerate(tools):
+        path = f"body.tools.{place}"
+        if not isinstance(tool, dict):
+            raise malformed(path, "model_attributes_type", "Input should be a valid dictionary", tool)
+        function = Fields(tool, path).mapping("function")
+        if function is None:
+            raise Fields(tool, path).missing("function")
+        name = function.text("name")
+        if name is None:
+            raise function.missing("name")
+        functions.setdefault(name, function.get("parameters"))
+    return functions
 
 
 def parse_messages(fields: Fields) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 from .engine import Generation
 from .protocol import GenerationRequest
 from .tokenizer import END_OF_TEXT, Tokenizer
+from .tools import CallStream
 from .trace import IntervalTrace
 
 BUFFER_LIMIT = 65536
@@ -161,7 +162,9 @@ class Envelope:
         for generation, text, prompt in zip(generations, texts, prompts):
             logprobs = self._logprobs(generation.outputs, 0, len(prompt))
             token_ids = generation.outputs if self.request.return_token_ids else None
-            end = {"finish_reason": generation.finish_reason, "stop_reason": generation.stop_reason}
+            call, reason = self.request.call, generation.finish_reason
+            reason = reason if call is None else call.finish_reason(reason)
+            end = {"finish_reason": reason, "stop_reason": generation.stop_reason}
             if self.chat:
                 message = {
                     "role": "assistant",
@@ -170,6 +173,7 @@ class Envelope:
                     "annotations": None,
                     "audio": None,
                     "function_call": None,
+                    **({} if call is None else call.message(text)),
                     "reasoning": None,
                 }
                 choices.append(
@@ -238,9 +242,15 @@ class Envelope:
         return chunk
 
     def chunk(
-        self, generation: Generation, text: str, tokens: Sequence[int], offset: int, first: bool
-    ) -> dict[str, Any]:
-        """A chunk with text.
+        self,
+        generation: Generation,
+        text: str,
+        tokens: Sequence[int],
+        offset: int,
+        first: bool,
+        call: CallStream | None = None,
+    ) -> dict[str, Any] | None:
+        """A chunk with text, or with what is new of a call; None if there is nothing to be told.
 
         Args:
             generation: the answer it belongs to; its last tokens are ``tokens``.
@@ -248,13 +258,20 @@ class Envelope:
             tokens: the new tokens.
             offset: characters of the answer before them.
             first: whether it is the first one of this answer.
+            call: the call that the answer is, if it is one.
         """
         logprobs = self._logprobs(tokens, len(generation.outputs) - len(tokens), offset)
         token_ids = list(tokens) if self.request.return_token_ids else None
         finished = generation.finish_reason is not None
+        delta: dict[str, Any] = {"content": text}
+        reason = generation.finish_reason
+        if call is not None:
+            delta, reason = call.delta(text), call.finish_reason(reason)
+            if not (delta or finished or logprobs or token_ids):
+                return None
         choice: dict[str, Any] = {"index": generation.index}
         if self.chat:
-            choice.update({"delta": {"content": text}, "logprobs": logprobs, "finish_reason": generation.finish_reason})
+            choice.update({"delta": delta, "logprobs": logprobs, "finish_reason": reason})
             if finished:
                 choice["stop_reason"] = generation.stop_reason
         else:
@@ -328,7 +345,9 @@ class EventStream:
             and request.sampling.logprobs is None
             and not request.continuous_usage
             and not request.return_token_ids
+            and request.call is None
         )
+        self._calls: dict[int, CallStream] = {}
 
     def push(self, generation: Generation, token: int, text: str | None) -> None:
         """Take a token; it is written now, unless the client reads too slowly."""
@@ -350,7 +369,7 @@ class EventStream:
         first = index not in self._parts
         if first:
             self._open(generation)
-            text = self._prompts[index] + text
+            text = text if index in self._calls else self._prompts[index] + text
         texts, tokens = self._waiting.setdefault(index, ([], []))
         texts.append(text)
         tokens.append(token)
@@ -367,6 +386,8 @@ class EventStream:
                 self._event(encode(self._envelope.role_chunk(member)))
         self._parts[generation.index] = self._envelope.split_chunk(generation)
         self._offsets[generation.index] = 0
+        if self._envelope.request.call is not None:
+            self._calls[generation.index] = CallStream(self._envelope.request.call)
 
     def _flush(self, generation: Generation, first: bool) -> None:
         index = generation.index
@@ -374,7 +395,9 @@ class EventStream:
         text = "".join(texts)
         offset = self._offsets[index]
         self._offsets[index] = offset + len(text)
-        self._event(encode(self._envelope.chunk(generation, text, tokens, offset, first)))
+        chunk = self._envelope.chunk(generation, text, tokens, offset, first, self._calls.get(index))
+        if chunk is not None:
+            self._event(encode(chunk))
 
     def _event(self, document: bytes) -> None:
         self._write(b"data: %b\n\n" % document)
