@@ -19,6 +19,9 @@ from rehearsal.podman import podman, podman_json
 
 REPOSITORY = "localhost/ringmaster-rehearsal"
 DEFINITIONS = Path(__file__).parent / "images.yml"
+# What hosts with Python carry beside their distribution's packages; says itself why.
+COMPILED = sorted((Path(__file__).parent / "host").glob("rehearsal_compiled.*"))
+PACKAGES_OF_PYTHON = "usr/lib/python3/dist-packages"
 # Settings that decide how packages are fetched; everything else of the machine's apt stays with the machine.
 FETCH_SETTINGS = ("Acquire::http::", "Acquire::https::", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIPv")
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
@@ -78,9 +81,15 @@ def reference(name: str) -> str:
         )
     certificates = {path.name: path.read_text() for path in sorted(CERTIFICATES.glob("*.crt"))}
     content = json.dumps(
-        [known[name], OPTIONS, CUSTOMIZE, MASKED_UNITS, fetch_settings(), certificates], sort_keys=True
+        [known[name], OPTIONS, CUSTOMIZE, MASKED_UNITS, fetch_settings(), certificates, _keep_compiled(known[name])],
+        sort_keys=True,
     )
     return f"{REPOSITORY}-{name}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def _keep_compiled(definition: dict[str, Any]) -> list[list[str]]:
+    """Name and content of the files that let a host with Python keep the compiled form of what Ansible sends."""
+    return [[path.name, path.read_text()] for path in COMPILED] if "python3" in definition["packages"] else []
 
 
 @contextlib.contextmanager
@@ -119,6 +128,9 @@ def _build(name: str, image: str) -> None:
         hook = Path(folder) / "customize"
         hook.write_text(f"#!/bin/sh\n{CUSTOMIZE}")
         hook.chmod(0o755)
+        compiled = _keep_compiled(definition)
+        for file, content in compiled:
+            (Path(folder) / file).write_text(content)
         command = [
             "mmdebstrap",
             *OPTIONS,
@@ -130,6 +142,11 @@ def _build(name: str, image: str) -> None:
             '--customize-hook=ln -sf /dev/null "$1/etc/systemd/system/{}"'.format(
                 '"; ln -sf /dev/null "$1/etc/systemd/system/'.join(MASKED_UNITS)
             ),
+            *[
+                f'--customize-hook=install -D -m 0644 {Path(folder) / file} "$1/{PACKAGES_OF_PYTHON}/{file}"'
+                for file, _content in compiled
+            ],
+            *(['--customize-hook=mkdir "$1/var/cache/rehearsal-compiled"'] if compiled else []),
             definition["suite"],
             str(tarball),
             *sources(definition["suite"]),
