@@ -74,9 +74,9 @@ def share(running_site: Site, host: str, seconds: float) -> float:
 
 
 def test_port_that_loses_packets_has_little_of_its_share_and_no_request_fails(running_site: Site) -> None:
-    """May fail: nothing. An engine that may take at all has one slot at least, which HAProxy's queue fills again and
-    again: on one of small part, such as the L40S with these short answers, that slot is its tenth, or more."""
-    checkout, hurt = running_site.checkout, "gpu-a2"
+    """May fail: nothing. The L40S has little of the requests, so that one slot, filled again and again, would be all of
+    it: its tenth is less than that."""
+    checkout, hurt = running_site.checkout, HURT
     with steady_load(running_site, 90) as outcomes:
         faults.switch_hardware_fault(checkout, f"roce traffic on {hurt}")
         time.sleep(10)
@@ -93,8 +93,8 @@ def test_port_that_loses_packets_has_little_of_its_share_and_no_request_fails(ru
         again = share(running_site, hurt, 15)
     print(f"share: {whole:.3f}, ill {ill:.3f} after {took:.1f} s, again {again:.3f} after {back:.1f} s")
     assert failures(outcomes) == []
-    assert 0 < ill < 0.5 * whole
-    assert again > 2 * ill
+    assert 0 < ill < 0.25 * whole
+    assert again > 3 * ill
 
 
 @pytest.mark.parametrize(

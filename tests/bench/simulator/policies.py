@@ -194,7 +194,7 @@ class Ringmaster:
         )
 
         for view in self.core.views(self.site.now):
-            self.site.set_drained(view.engine.name, view.drained or not view.weight)
+            self.site.set_drained(view.engine.name, view.drained or not view.weight or view.held_back)
 
     def _adjust(self) -> None:
         self.core.adjust(self.site.now)
@@ -203,7 +203,7 @@ class Ringmaster:
     def _push(self) -> None:
         self._push_planned = False
         for cap in self.core.caps():
-            self.site.set_maxconn(cap.engine, cap.maxconn)
+            (self.site.grant if cap.granted else self.site.set_maxconn)(cap.engine, cap.maxconn)
             self.core.applied(cap, self.site.now)
 
 

@@ -99,9 +99,10 @@ class Server:
         self.up = True
         self.drained = False
 
-    def has_slot(self) -> bool:
-        """Whether HAProxy would connect one more request."""
-        return self.up and not self.drained and len(self.served) < self.maxconn
+    def has_slot(self, named: bool = False) -> bool:
+        """Whether HAProxy would connect one more request. One that a decision has `named` goes to a drained server,
+        too."""
+        return self.up and (named or not self.drained) and len(self.served) < self.maxconn
 
 
 class Site:
@@ -163,7 +164,7 @@ class Site:
         if request.ask.patience is not None:
             self.after(request.ask.patience, lambda: self._leave(request))
         server = self.servers.get(verdict.server) if verdict.server is not None else self._least_connections()
-        if server is not None and server.has_slot():
+        if server is not None and server.has_slot(named=verdict.server is not None):
             self._serve(server, request)
             return
         request.queued = True
@@ -181,14 +182,22 @@ class Site:
         self.servers[name].maxconn = maxconn
         self._fill(self.servers[name])
 
+    def grant(self, name: str, maxconn: int) -> None:
+        """Do what ``set maxconn server`` does with a drained server that is ready for the moment."""
+        server = self.servers[name]
+        drained, server.drained = server.drained, False
+        self.set_maxconn(name, maxconn)
+        server.drained = drained
+
     def set_drained(self, name: str, drained: bool) -> None:
         """Do what ``set server state`` does with drain and ready."""
         self.servers[name].drained = drained
         self._fill(self.servers[name])
 
     def _fill(self, server: Server) -> None:
-        while server.has_slot():
-            heads = [queue for queue in (server.own_queue, self.queue) if self._clean(queue)]
+        while server.has_slot(named=True):
+            queues = [server.own_queue, self.queue] if server.has_slot() else [server.own_queue]
+            heads = [queue for queue in queues if self._clean(queue)]
             if not heads:
                 return
             _key, _unused, request = heapq.heappop(min(heads, key=lambda queue: queue[0][0]))

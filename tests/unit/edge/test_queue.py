@@ -267,6 +267,40 @@ def test_drained_engine_ends_what_it_has_and_gets_nothing_more(site: Site) -> No
     assert site.seen_by("a.main") == 1
 
 
+def test_engine_that_is_held_back_takes_what_is_placed_there_and_of_the_queue_what_it_is_granted(site: Site) -> None:
+    """The pacing of ill engines rests on it: a server that is ready while its maxconn is set takes as many as that has
+    room for, and not one more."""
+    a = f"{POOL}/a.main"
+    assert not site.edge.admin(f"set server {a} state drain").strip()
+    site.hold()
+    with background() as start:
+        answers = [start(site.ask, "at-b")]
+        wait_until(lambda: site.seen_by("b.main") == 1, "the other engine is busy")
+        for number in range(4):
+            answers.append(start(site.ask, f"waits-{number}"))
+            site.wait_for_queue(number + 1)
+        # Free, and held back: the queue passes it over, whatever its maxconn.
+        assert not site.edge.admin(f"set maxconn server {a} 2").strip()
+        time.sleep(0.2)
+        assert (site.seen_by("a.main"), site.edge.metric(QUEUED)) == (0, 4)
+        for maxconn, taken in ((2, 2), (3, 3)):
+            grant = f"set server {a} state ready;set maxconn server {a} {maxconn};set server {a} state drain"
+            assert not site.edge.admin(grant).strip()
+            wait_until(lambda taken=taken: site.seen_by("a.main") == taken, "what was granted has gone")
+            time.sleep(0.2)
+            assert (site.seen_by("a.main"), site.edge.metric(QUEUED)) == (taken, 4 - taken)
+        # One ends, and the slot stays free; what is placed by name takes it.
+        site.release("a.main")
+        wait_until(lambda: sum(answer.done() for answer in answers) == 3, "what it had has ended")
+        time.sleep(0.2)
+        assert (site.seen_by("a.main"), site.edge.metric(QUEUED)) == (3, 1)
+        site.scheduler.decide = lambda _unused: {"server": "a.main"}
+        assert site.ask("by-name").document["port"] == site.engines["a.main"].port
+        site.release()
+        assert {answer.result().status for answer in answers} == {200}
+    assert site.seen_by("b.main") == 2
+
+
 def test_engines_come_and_go_without_a_reload(site: Site) -> None:
     before = site.edge.pid()
     new = Engine()

@@ -62,6 +62,8 @@ class AgainstHaproxy(RuleBasedStateMachine):
         self.down: set[str] = set()
         self.told_down: set[str] = set()
         self.looked_at = 0.0
+        # What HAProxy's queue passes over, by the last look.
+        self.held_back: set[str] = set()
         self.queues: dict[str, list[tuple[float, int, Served]]] = {"m": [], "n": []}
         self.own: dict[str, list[tuple[float, int, Served]]] = {each.name: [] for each in ENGINES}
         self.served: dict[str, list[Served]] = {each.name: [] for each in ENGINES}
@@ -76,10 +78,13 @@ class AgainstHaproxy(RuleBasedStateMachine):
 
     # HAProxy ----------------------------------------------------------------------------------------------------------
 
-    def fill(self, name: str) -> None:
+    def fill(self, name: str, granted: bool = False) -> None:
         """Give free slots of a server to whoever is due first."""
         while len(self.served[name]) < self.caps[name]:
-            heads = [queue for queue in (self.own[name], self.queues[MODEL_OF[name]]) if queue]
+            queues = [self.own[name]]
+            if granted or name not in self.held_back:
+                queues.append(self.queues[MODEL_OF[name]])
+            heads = [queue for queue in queues if queue]
             if not heads:
                 return
             _key, _unused, request = heapq.heappop(min(heads, key=lambda queue: queue[0][:2]))
@@ -90,7 +95,11 @@ class AgainstHaproxy(RuleBasedStateMachine):
         self.served[name].append(request)
 
     def least(self, model: str) -> str | None:
-        free = [name for name in self.served if MODEL_OF[name] == model and len(self.served[name]) < self.caps[name]]
+        free = [
+            name
+            for name in self.served
+            if MODEL_OF[name] == model and name not in self.held_back and len(self.served[name]) < self.caps[name]
+        ]
         return min(free, key=lambda name: len(self.served[name]), default=None)
 
     def end(self, request: Served, status: int, told: bool) -> None:
@@ -186,7 +195,7 @@ class AgainstHaproxy(RuleBasedStateMachine):
             self.caps[cap.engine] = cap.maxconn
             for core in (self.core, self.twin):
                 core.applied(cap, self.now)
-            self.fill(cap.engine)
+            self.fill(cap.engine, cap.granted > 0)
 
     @rule(data=st.data(), status=st.sampled_from([200, 200, 500, 502]), told=st.booleans())
     @precondition(lambda self: any(self.served.values()))
@@ -214,6 +223,7 @@ class AgainstHaproxy(RuleBasedStateMachine):
         }
         waiting = {name: len(queue) for name, queue in self.queues.items()}
         self.told_down, self.looked_at = self.down & servers.keys(), self.now
+        self.held_back = {view.engine.name for view in self.core.views(self.now) if view.held_back}
         for core in (self.core, self.twin):
             core.record_counts(servers, waiting, self.now)
 
@@ -226,6 +236,12 @@ class AgainstHaproxy(RuleBasedStateMachine):
         self.drained = names
         for core in (self.core, self.twin):
             core.set_drained(names)
+
+    @rule(name=st.sampled_from("abcd"), weight=st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.0]))
+    def health_moves(self, name: str, weight: float) -> None:
+        if name in (each.name for each in self.members):
+            for core in (self.core, self.twin):
+                core.set_weight(name, weight, self.now)
 
     @rule(name=st.sampled_from("abcd"))
     def engine_dies(self, name: str) -> None:
@@ -246,6 +262,7 @@ class AgainstHaproxy(RuleBasedStateMachine):
         for each in (*self.queues.values(), *self.own.values(), *self.served.values()):
             each.clear()  # type: ignore[attr-defined]
         self.caps = {each.name: each.max_num_seqs for each in ENGINES}
+        self.held_back = set()
 
     # What always holds
     # --------------------------------------------------------------------------------------------------

@@ -208,6 +208,50 @@ class TestWeight:
         assert abs(found["a"] - 420 * 0.1 / 2.1) <= 2
         assert abs(found["b"] - found["c"]) <= 4
 
+    def test_engine_that_had_next_to_nothing_still_gets_what_shows_that_it_has_recovered(self) -> None:
+        core = make_core(A, B, C)
+        # What it is given does not end, so that it is given no more.
+        for number in range(600):
+            now = 0.2 + number * 0.01
+            for engine in (A, B, C):
+                core.record_reading(engine, Reading(now, 0, 0))
+            core.adjust(now)
+            decision = core.decide(Request("m", str(number), prompt_tokens=5, prefix=None), now)
+            if decision.engine != "a":
+                core.record_end(Ended(str(number), decision.engine, 200), now)
+        assert view(core, "a", now).placements < 10
+        core.set_weight("a", 0.1, now)
+        for number in range(600):
+            core.record_end(Ended(str(number), "a", 200), now)
+        assert 2 <= Counter(self.shares_from(core, now, 600))["a"] <= 12
+
+    @staticmethod
+    def shares_from(core: DecisionCore, begin: float, count: int) -> list[str | None]:
+        """Engines of so many requests that end at once."""
+        found = []
+        for number in range(count):
+            now = begin + number * 0.01
+            for engine in (A, B, C):
+                core.record_reading(engine, Reading(now, 0, 0))
+            core.adjust(now)
+            decision = ask(core, now, prompt=5, id=f"later-{number}")
+            found.append(decision.engine)
+            core.record_end(Ended(f"later-{number}", decision.engine, 200), now)
+        return found
+
+    def test_engine_is_held_back_while_two_others_are_left(self) -> None:
+        core = make_core(A, B, C)
+        core.set_weight("a", 0.1, 0.1)
+        core.adjust(0.1)
+        assert [each.held_back for each in core.views(0.1)] == [True, False, False]
+        core.set_weight("b", 0.1, 0.1)
+        core.adjust(0.1)
+        assert not any(each.held_back for each in core.views(0.1))
+        core.set_weight("b", 1.0, 0.1)
+        core.set_drained(["c"])
+        core.adjust(0.1)
+        assert not any(each.held_back for each in core.views(0.1))
+
     def test_limit_and_cap_shrink_with_the_weight(self) -> None:
         core = make_core(A, B)
         core.set_weight("a", 0.1, 0.1)

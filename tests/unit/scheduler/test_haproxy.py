@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster_scheduler.control import Control, release
-from ringmaster_scheduler.core import DecisionCore, Settings
+from ringmaster_scheduler.core import Cap, DecisionCore, Settings
 from ringmaster_scheduler.domain import Engine, Reading, Request
 from ringmaster_scheduler.haproxy import (
     LOOK,
@@ -206,6 +206,37 @@ async def test_engine_that_is_out_is_drained_even_as_the_last(tmp_path: Path) ->
         await linked.until(lambda: servers["a"].status == "DRAIN")
         linked.core.set_weight("b", 0.1, linked.now())
         await linked.until(lambda: (servers["b"].status, servers["b"].weight) == ("UP", 10))
+
+
+async def test_engine_of_little_weight_is_held_back_and_granted_what_it_has_gained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Linked(tmp_path, "a", "b", "c") as linked:
+        servers, core = linked.haproxy.servers, linked.core
+        core.set_weight("c", 0.1, linked.now())
+        await linked.until(lambda: (servers["c"].status, servers["c"].weight) == ("DRAIN", 10))
+        assert (servers["a"].status, servers["b"].status) == ("UP", "UP")
+        grants = [[Cap("m", "c", 2, granted=1)]]
+        monkeypatch.setattr(core, "caps", lambda: grants.pop() if grants else [])
+        await linked.until(lambda: servers["c"].maxconn == 2)
+        monkeypatch.undo()
+        place = linked.haproxy.commands.index("set maxconn server pool_m/c 2")
+        around = linked.haproxy.commands[place - 1], linked.haproxy.commands[place + 1]
+        assert around == ("set server pool_m/c state ready", "set server pool_m/c state drain")
+        core.set_weight("c", 1.0, linked.now())
+        await linked.until(lambda: (servers["c"].status, servers["c"].weight) == ("UP", 100))
+
+
+async def test_engine_of_little_weight_is_left_to_haproxy_with_fewer_than_two_others(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b", "c") as linked:
+        servers, core = linked.haproxy.servers, linked.core
+        core.set_weight("c", 0.1, linked.now())
+        await linked.until(lambda: servers["c"].status == "DRAIN")
+        core.record_failure(engine("b"), "hangs", gone=True)
+        await linked.until(lambda: servers["c"].status == "UP")
+        core.record_reading(engine("b"), Reading(linked.now(), 0, 0))
+        await linked.until(lambda: servers["c"].status == "DRAIN")
+    assert servers["c"].status == "UP"
 
 
 @pytest.mark.parametrize(("others", "expected"), [((), "DRAIN"), (("b",), "UP")], ids=["others are left", "the last"])

@@ -144,3 +144,16 @@ def test_who_waits_goes_elsewhere_when_an_engine_goes_out() -> None:
     assert waited
     # After the half second in which HAProxy is told.
     assert not any(request.engine == "a1" for request in late)
+
+
+@pytest.mark.parametrize("rate", [20.0, 60.0, 120.0])
+def test_tenth_of_a_small_engine_with_short_answers_is_less_than_a_slot(rate: float) -> None:
+    """A slot is the least that HAProxy's queue gives, and it had kept half of the small engine's share."""
+    policy = Ringmaster()
+    site = Site([Engine("a1", "a100-80g"), Engine("a2", "a100-80g"), Engine("l1", "l40s")], policy)
+    site.at(60.0, lambda: policy.core.set_weight("l1", 0.1, site.now))
+    requests = site.run(traces.steady(rate, 120.0, (20, 60), 20, keys=["one"], seed=1))
+    well = [request.engine == "l1" for request in requests if 20 < (request.started_at or 0) < 60]
+    ill = [request.engine == "l1" for request in requests if (request.started_at or 0) > 65]
+    assert all(request.status == 200 for request in requests)
+    assert sum(ill) / len(ill) == pytest.approx(0.1 * sum(well) / len(well), rel=0.35)

@@ -25,9 +25,14 @@ How requests and engines come together:
 
 What a health weight does: it is taken relative to the best usable engine of the model, so that a fault of all engines
 takes nothing from anybody. An engine of a tenth may hold a tenth of its limit, and is *paced*: with each request that
-the model's engines take it gains its share of one, a tenth of what its capacity would give it, and it takes one only
+the model's engines take it gains its share of one, a tenth of what it took while all were well, and it takes one only
 when it has gained a whole one. So its share is a tenth at any load, also where nobody has much to do: the traffic that
 it still gets is what shows that it has recovered.
+
+HAProxy's queue knows no pace: whoever has a slot takes from it, and a slot is the least that a ``maxconn`` can be. So a
+paced engine is *held back*: drained in HAProxy, which then gives it what is placed there by name, and of the queue as
+many as it is granted. Not, though, with fewer than two engines that are not paced: without the scheduler a drained
+engine stays drained, and HAProxy must be left with more than one.
 """
 
 from __future__ import annotations
@@ -75,6 +80,21 @@ _LEAST_GAINED: Final = -4.0
 take later in one burst."""
 
 
+_USUAL: Final = 300
+"""Requests of a model over which it is learnt what each engine usually takes."""
+
+_PRESUMED_USUAL: Final = 50
+"""Requests for which the capacities count at first."""
+
+_LEAST_USUAL: Final = 0.25
+_MOST_USUAL: Final = 4.0
+"""Bounds of that, over what the capacity would give: an engine that had little by chance is not to have next to nothing
+once it is ill, or nobody would see that it has recovered."""
+
+_LEFT_TO_HAPROXY: Final = 2
+"""Engines of a model that have to be left to HAProxy's queue before others are held back from it."""
+
+
 class Settings(NamedTuple):
     """Times in seconds, all over 0: age at which a reading goes stale, how long a placement may be invisible, and what
     a client is told to wait when no engine of its pool is healthy."""
@@ -89,7 +109,7 @@ class EngineView(NamedTuple):
 
     `reason` is empty or names what went wrong last, which a healthy engine is forgiven until its reading is stale.
     `weight` is that of its health, 0 while it is out, with the `reasons` for it, and `share` what it is relative to the
-    best of its model.
+    best of its model. `held_back`: HAProxy's queue gives it only what it is granted.
     `held` counts the requests of this gateway, known or not, `foreign` those of others; `tokens` what all of them
     need; `limit` how many requests it may hold and `cap` the ``maxconn`` that HAProxy is to have. Rates in tokens/s.
     `avoided` says that HAProxy, by its own checks or somebody's word, sends nothing to an engine that is healthy.
@@ -103,6 +123,7 @@ class EngineView(NamedTuple):
     drained: bool
     weight: float
     share: float
+    held_back: bool
     reasons: tuple[Reason, ...]
     over_watermark: bool
     avoided: bool
@@ -130,11 +151,13 @@ class LineView(NamedTuple):
 
 
 class Cap(NamedTuple):
-    """A ``maxconn`` that HAProxy is to have for an engine of a model's backend."""
+    """A ``maxconn`` that HAProxy is to have for an engine of a model's backend. `granted` is how many requests of the
+    queue it is to take now though it is held back."""
 
     model: str
     engine: str
     maxconn: int
+    granted: int = 0
 
 
 class EngineState:
@@ -153,8 +176,10 @@ class EngineState:
         "expected",
         "failure",
         "foreign",
+        "granted",
         "healthy_until",
         "held",
+        "held_back",
         "limit",
         "line",
         "order",
@@ -169,10 +194,12 @@ class EngineState:
         "seats",
         "share",
         "surplus",
+        "taken",
         "tokens",
         "turn",
         "unknown",
         "used",
+        "usual",
         "watermark",
         "weight",
     )
@@ -197,6 +224,13 @@ class EngineState:
         self.credit = 0.0
         self.credit_at = 0.0
         self.pace = 0.0
+        # What it takes while all are well, over what its capacity would give it, and the requests taken since the last
+        # look at that.
+        self.usual = 1.0
+        self.taken = 0
+        # Drained in HAProxy to keep its pace; and the requests of the queue that it may take all the same.
+        self.held_back = False
+        self.granted = 0
         self.capacity = Capacity(policy)
         self.watermark = Watermark(policy)
         # Requests of this gateway in the order in which they were placed; the sums are over them.
@@ -319,6 +353,7 @@ class Line:
         "_output",
         "_presumed",
         "_prompt",
+        "_seen",
         "clock",
         "drain",
         "mean_output",
@@ -344,6 +379,8 @@ class Line:
         # By which paced engines gain: each request that one of the engines takes moves it on by `tick`.
         self.clock = 0.0
         self.tick = 0.0
+        # Requests from which it is known what each engine usually takes; at first the capacities count for some.
+        self._seen = _PRESUMED_USUAL
 
     def learn(self, request: InFlight) -> None:
         """Count a request that was let in."""
@@ -362,9 +399,11 @@ class Line:
 
     def settle_pace(self, now: float) -> None:
         """Bring shares and paces up to date: of as many requests as make one tick, each usable engine is to take its
-        share of its capacity."""
+        share of what it usually takes."""
         usable = [state for state in self.states if state.usable(now)]
         best = max((state.weight for state in usable), default=1.0) or 1.0
+        if all(state.weight >= best for state in usable):
+            self._learn_usual(usable)
         total = 0.0
         for state in self.states:
             state.credit = state.gained()
@@ -373,10 +412,31 @@ class Line:
             if share >= 1.0 or state.share >= 1.0:
                 state.credit = 0.0
             state.share = share
-            state.pace = state.capacity.prefill_rate * share
+            state.pace = state.capacity.prefill_rate * state.usual * share
+            state.taken = 0
         for state in usable:
             total += state.pace
         self.tick = 1 / total if total else 0.0
+
+    def _learn_usual(self, usable: list[EngineState]) -> None:
+        taken = sum(state.taken for state in usable)
+        if taken <= 0:
+            return
+        self._seen = min(_USUAL, self._seen + taken)
+        weight = min(1.0, taken / self._seen)
+        rate = sum(state.capacity.prefill_rate for state in usable)
+        for state in usable:
+            part = state.taken / taken * rate / state.capacity.prefill_rate
+            state.usual = min(_MOST_USUAL, max(_LEAST_USUAL, state.usual + (part - state.usual) * weight))
+
+    def hold_back(self, now: float, controlled: bool) -> None:
+        """Settle which engines HAProxy's queue is to pass over."""
+        usable = [state for state in self.states if state.usable(now)]
+        enough = controlled and sum(state.share >= 1.0 for state in usable) >= _LEFT_TO_HAPROXY
+        for state in self.states:
+            state.held_back = enough and state.share < 1.0 and state.usable(now)
+            if not state.held_back:
+                state.granted = 0
 
     @property
     def drain_rate(self) -> float:
@@ -688,6 +748,8 @@ class DecisionCore:
             if actual is not None:
                 state.charge(-1.0)
                 actual.charge(1.0)
+                state.taken -= 1
+                actual.taken += 1
             self._swap(request, state, ended.engine)
         self._forget(request)
         request.ended = ended
@@ -700,7 +762,7 @@ class DecisionCore:
         first = state.line.waiting.first()
         # The slot is free, and HAProxy has given it to whoever was first.
         has_room = state.applied_cap is not None and state.count < state.applied_cap and state.usable(now)
-        if first is not None and has_room:
+        if first is not None and has_room and not state.held_back:
             self._take(first, state, now)
         self._reenter(state)
 
@@ -725,6 +787,7 @@ class DecisionCore:
         state = self._states.get(cap.engine)
         if state is not None:
             state.applied_cap = cap.maxconn
+            state.granted = max(0, state.granted - cap.granted)
 
     # The decision ---------------------------------------------------------------------------------------------------
 
@@ -954,6 +1017,7 @@ class DecisionCore:
         state.tokens += request.prompt + request.expected
         state.expected += request.expected
         state.placements += 1
+        state.taken += 1
         self._turn += 1
         state.turn = self._turn
         state.recent = state.recent_work(self.policy, now) + request.prompt + request.expected
@@ -1061,6 +1125,7 @@ class DecisionCore:
             self._settle_capacities(line)
             line.settle(now)
             line.settle_pace(now)
+            line.hold_back(now, controlled)
             line.drain.observe(bool(line.waiting), now)
             for state in line.states:
                 state.price(self.policy)
@@ -1107,6 +1172,7 @@ class DecisionCore:
                 if first is None:
                     return
                 self._take(first, state, now)
+                state.granted += state.held_back
 
     def _set_caps(self, line: Line, now: float) -> None:
         window = self.policy.prefill_window
@@ -1118,6 +1184,9 @@ class DecisionCore:
             if not state.weight:
                 # Not one more from the queue, also before the look has drained it; 0 would be no limit.
                 state.cap = 1
+            elif state.held_back:
+                # What it holds: more is placed by name, which raises it, or granted.
+                state.cap = max(1, min(state.limit, state.count))
             elif waiting or (usable and state not in usable):
                 # Who ends a request takes the next by itself; one that took more than its pace is not to.
                 ahead = state.share < 1.0 and state.gained() < 0.0
@@ -1130,7 +1199,7 @@ class DecisionCore:
             else:
                 room = (window - state.capacity.work(now)) * state.capacity.prefill_rate / line.mean_prompt
                 state.cap = max(1, min(state.limit, state.count + max(0, int(room))))
-            if state.share < 1.0:
+            if state.share < 1.0 and not state.held_back:
                 # What it is thought to hold may be a guess, and HAProxy fills whatever is let free.
                 state.cap = min(state.cap, max(1, math.ceil(held * state.pace * line.tick)))
 
@@ -1138,12 +1207,18 @@ class DecisionCore:
         """Return the caps that HAProxy does not have yet, those first that let requests in."""
         self.urgent = False
         found = [
-            (state.applied_cap is not None and state.cap < state.applied_cap, state.score, state.order, state)
+            (
+                not state.granted and state.applied_cap is not None and state.cap < state.applied_cap,
+                state.score,
+                state.order,
+                state,
+            )
             for state in self._states.values()
-            if state.cap != state.applied_cap
+            if state.cap != state.applied_cap or state.granted
         ]
         found.sort(key=lambda each: each[:3])
-        return [Cap(each[3].line.model, each[3].engine.name, each[3].cap) for each in found]
+        states = [each[3] for each in found]
+        return [Cap(state.line.model, state.engine.name, state.cap, state.granted) for state in states]
 
     # For people -----------------------------------------------------------------------------------------------------
 
@@ -1167,6 +1242,7 @@ class DecisionCore:
             drained=state.drained,
             weight=state.weight,
             share=state.share,
+            held_back=state.held_back,
             reasons=state.reasons,
             over_watermark=state.watermark.over,
             avoided=now <= state.avoided_until and now <= state.healthy_until,

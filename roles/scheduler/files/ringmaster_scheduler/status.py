@@ -191,6 +191,7 @@ def _engine_document(view: EngineView) -> dict[str, object]:
             for each in view.reasons
         ],
         "share": round(view.share, 4),
+        "held_back": view.held_back,
         "over_watermark": view.over_watermark,
         "held": view.held,
         "foreign": view.foreign,
