@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 //! Words in answers: in whole ones, and in streams of events.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::json::{self, Limits, Value};
@@ -27,7 +27,7 @@ pub struct Findings {
 }
 
 /// A text of a choice that words are looked for in.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Field {
     /// A member of the message, the delta, or (completions) of the choice itself.
     Member(&'static str),
@@ -109,9 +109,69 @@ pub fn filter_whole(body: &[u8], words: Option<&Words>) -> Result<(String, Findi
     Ok((json::to_compact(&root), findings))
 }
 
+/// In order, so that what is left of several texts goes out in the same order each time.
 #[derive(Default)]
 struct Choice {
-    texts: HashMap<Field, Filter>,
+    texts: BTreeMap<Field, Filter>,
+}
+
+/// What repeats from event to event: everything around the only text of the only choice. An event that begins and ends with the
+/// same bytes differs in that text alone, and need not be taken apart.
+struct Pattern {
+    before: Vec<u8>,
+    after: Vec<u8>,
+    index: i64,
+    name: &'static str,
+    is_chat: bool,
+}
+
+/// Events of a stream of which it is looked whether they are of one pattern; they are not where each tells the usage so far.
+const LOOKS: u32 = 8;
+
+impl Pattern {
+    /// The pattern of an event in compact form that was read as `root`, if it is of one.
+    fn of(root: &Value, data: &[u8]) -> Option<Self> {
+        let [choice] = root.get("choices").and_then(Value::as_array)? else {
+            return None;
+        };
+        let is_null = |name: &str| choice.get(name).is_none_or(Value::is_null);
+        if !is_null("finish_reason") || !is_null("logprobs") || !is_null("token_ids") {
+            return None;
+        }
+        let mut texts = Vec::new();
+        each_text(&mut choice.clone(), "delta", &mut |field, text| texts.push((field, std::mem::take(text))));
+        let [(Field::Member(name), text)] = texts.as_slice() else {
+            return None;
+        };
+        let mut written = String::new();
+        json::write_string(text, false, &mut written);
+        let member = format!("\"{name}\":{written}");
+        let compact = json::to_compact(root);
+        let key = format!("\"{name}\":");
+        let mut places = compact.match_indices(&key);
+        let (place, _name) = places.next()?;
+        // As a member of something else it may stand for something else.
+        if places.next().is_some() || compact.as_bytes() != data || !compact[place..].starts_with(&member) {
+            return None;
+        }
+        let start = place + member.len() - written.len() + 1;
+        Some(Pattern {
+            before: data[..start].to_vec(),
+            after: data[start + written.len() - 2..].to_vec(),
+            index: choice.get("index").and_then(Value::as_integer).unwrap_or(0),
+            name,
+            is_chat: choice.get("text").is_none(),
+        })
+    }
+
+    /// The text of an event of this pattern; only one that is written as it is.
+    fn text<'data>(&self, data: &'data [u8]) -> Option<&'data str> {
+        let text = data.strip_prefix(self.before.as_slice())?.strip_suffix(self.after.as_slice())?;
+        if text.iter().any(|byte| matches!(byte, b'"' | b'\\' | ..=0x1f)) {
+            return None;
+        }
+        std::str::from_utf8(text).ok()
+    }
 }
 
 /// Filters a stream of events.
@@ -124,6 +184,8 @@ pub struct StreamFilter {
     expected: usize,
     /// An event without choices, for text that is left when the stream ends.
     frame: Option<Value>,
+    pattern: Option<Pattern>,
+    looks: u32,
     is_chat: bool,
     done: bool,
     pub findings: Findings,
@@ -138,6 +200,8 @@ impl StreamFilter {
             stopped: HashSet::new(),
             expected,
             frame: None,
+            pattern: None,
+            looks: LOOKS,
             is_chat: true,
             done: false,
             findings: Findings::default(),
@@ -185,7 +249,17 @@ impl StreamFilter {
             self.done = true;
             return Ok(());
         }
+        if event.others.is_empty() && self.repeated(data, out) {
+            return Ok(());
+        }
         let mut root = json::read(data, limits()).map_err(|_refusal| Unreadable)?.root;
+        if self.looks > 0 {
+            self.looks -= 1;
+            if let Some(pattern) = Pattern::of(&root, data) {
+                self.pattern = Some(pattern);
+                self.looks = LOOKS;
+            }
+        }
         let had_choices = match root.get_mut("choices") {
             Some(Value::Array(choices)) => {
                 let had_choices = !choices.is_empty();
@@ -210,6 +284,43 @@ impl StreamFilter {
             self.done = true;
         }
         Ok(())
+    }
+
+    /// Filter an event that differs from one before in its text alone. False, and nothing is changed, if it has to be read.
+    fn repeated(&mut self, data: &[u8], out: &mut Vec<u8>) -> bool {
+        let Some(pattern) = &self.pattern else {
+            return false;
+        };
+        let Some(text) = pattern.text(data) else {
+            return false;
+        };
+        let field = Field::Member(pattern.name);
+        let Some(texts) = self.choices.get_mut(&pattern.index).map(|choice| &mut choice.texts) else {
+            return false;
+        };
+        // Where another text is open, or this one was closed, the event does more than to add to it.
+        if texts.len() != 1 {
+            return false;
+        }
+        let Some(filter) = texts.get_mut(&field) else {
+            return false;
+        };
+        let mut next = filter.clone();
+        let mut passed = String::with_capacity(text.len() + 16);
+        if next.push(&self.words, text, &mut passed) == Verdict::Stop {
+            return false;
+        }
+        self.findings.words += next.found - filter.found;
+        *filter = next;
+        self.is_chat = pattern.is_chat;
+        let mut written = String::with_capacity(passed.len() + 2);
+        json::write_string(&passed, false, &mut written);
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(&pattern.before);
+        out.extend_from_slice(&written.as_bytes()[1..written.len() - 1]);
+        out.extend_from_slice(&pattern.after);
+        out.extend_from_slice(b"\n\n");
+        true
     }
 
     /// Filter the texts of a choice. False if nothing of it may be sent any more.
@@ -428,6 +539,23 @@ mod tests {
     }
 
     #[test]
+    fn events_that_differ_in_their_text_alone_are_of_one_pattern() {
+        let mut filter = StreamFilter::new(Arc::new(stars()), 1);
+        let mut out = Vec::new();
+        for text in ["a", " \"b\"", " c", " 敏", "x\n", "d"] {
+            filter.push(chunk(0, text, "null").as_bytes(), &mut out).unwrap();
+        }
+        let pattern = filter.pattern.as_ref().unwrap();
+        let one = chunk(0, "one", "null");
+        assert_eq!(pattern.text(one["data: ".len()..].trim_end().as_bytes()), Some("one"));
+        for other in [chunk(1, "one", "null"), chunk(0, "on\"e", "null"), chunk(0, "one", "\"stop\"")] {
+            assert_eq!(pattern.text(other["data: ".len()..].trim_end().as_bytes()), None);
+        }
+        filter.finish(&mut out).unwrap();
+        assert_eq!(content(&String::from_utf8(out).unwrap(), 0).0, "a \"b\" c 敏x\nd");
+    }
+
+    #[test]
     fn stop_ends_the_choice_and_then_the_stream() {
         let stream = [
             chunk(0, "a secret. b", "null"),
@@ -521,6 +649,40 @@ mod tests {
             reference.push(&stars(), &pieces.concat(), &mut whole);
             reference.finish(&stars(), &mut whole);
             prop_assert_eq!(content(&String::from_utf8(out).unwrap(), 0).0, whole);
+        }
+
+        #[test]
+        fn a_repeated_event_is_filtered_as_one_that_is_read(
+            pieces in proptest::collection::vec(("[secrt 敏感\"\\\\\n.]{0,6}", 0i64..2, any::<bool>(), 0u8..12), 1..20),
+            stops in any::<bool>(),
+        ) {
+            let event = |text: &str, index: i64, is_chat: bool, kind: u8| {
+                let mut written = String::new();
+                json::write_string(text, kind == 1, &mut written);
+                let member = match (is_chat, kind) {
+                    (_, 2) => format!("\"delta\":{{\"reasoning\":{written}}}"),
+                    (_, 3) => format!("\"delta\":{{\"content\":{written},\"reasoning\":\"sec\"}}"),
+                    (_, 4) => format!("\"delta\":{{\"role\":\"assistant\",\"content\": {written}}}"),
+                    (true, _) => format!("\"delta\":{{\"content\":{written}}}"),
+                    (false, _) => format!("\"text\":{written}"),
+                };
+                let reason = if kind == 5 { "\"length\"" } else { "null" };
+                let logprobs = if kind == 6 { "{\"content\":[]}" } else { "null" };
+                let usage = if kind == 7 { ",\"usage\":{\"n\":1},\"content\":\"se\"" } else { "" };
+                format!("data: {{\"id\":\"x\",\"choices\":[{{\"index\":{index},{member},\"logprobs\":{logprobs},\"finish_reason\":{reason}}}]{usage}}}\n\n")
+            };
+            let mut stream: String = pieces.iter().map(|(text, index, is_chat, kind)| event(text, *index, *is_chat, *kind)).collect();
+            stream.push_str("data: [DONE]\n\n");
+            let list = || if stops { words(Action::Stop) } else { stars() };
+            let run = |looks: u32| {
+                let mut filter = StreamFilter::new(Arc::new(list()), 2);
+                filter.looks = looks;
+                let mut out = Vec::new();
+                filter.push(stream.as_bytes(), &mut out).unwrap();
+                filter.finish(&mut out).unwrap();
+                (String::from_utf8(out).unwrap(), filter.findings)
+            };
+            prop_assert_eq!(run(LOOKS), run(0));
         }
 
         #[test]

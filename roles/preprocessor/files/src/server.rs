@@ -601,8 +601,9 @@ pub struct Stream {
     encoder: Option<Encoder>,
     record: Option<Record>,
     metrics: Arc<Metrics>,
-    /// Ends an answer of which nothing more comes.
+    /// Ends an answer of which nothing more comes. It is set anew when it has run down, not with each piece.
     silence: Pin<Box<Sleep>>,
+    heard: Instant,
     answer_time: Duration,
 }
 
@@ -625,6 +626,7 @@ impl Stream {
             record: None,
             metrics,
             silence: Box::pin(tokio::time::sleep(answer_time)),
+            heard: Instant::now(),
             answer_time,
         }
     }
@@ -638,13 +640,17 @@ impl Stream {
             let frame = match Pin::new(incoming).poll_frame(context) {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
-                    if self.silence.as_mut().poll(context).is_ready() {
-                        return Poll::Ready(Some(Err(self.cut("the gateway is silent"))));
+                    while self.silence.as_mut().poll(context).is_ready() {
+                        let end = self.heard + self.answer_time;
+                        if end <= Instant::now() {
+                            return Poll::Ready(Some(Err(self.cut("the gateway is silent"))));
+                        }
+                        self.silence.as_mut().reset(end.into());
                     }
                     return Poll::Pending;
                 }
             };
-            self.silence.as_mut().reset(tokio::time::Instant::now() + self.answer_time);
+            self.heard = Instant::now();
             let (piece, ended) = match frame {
                 None => (Bytes::new(), true),
                 Some(Ok(frame)) => match frame.into_data() {
