@@ -208,6 +208,49 @@ class TestWeight:
         assert abs(found["a"] - 420 * 0.1 / 2.1) <= 2
         assert abs(found["b"] - found["c"]) <= 4
 
+    def test_engine_that_fails_at_once_keeps_nothing_of_what_it_was_given_for_that(self) -> None:
+        core = make_core(A, B, C)
+        now = 0.2
+        for number in range(600):
+            now = 0.2 + number * 0.01
+            for engine in (A, B, C):
+                core.record_reading(engine, Reading(now, 0, 0))
+            core.adjust(now)
+            decision = ask(core, now, prompt=5, id=str(number))
+            if decision.engine == "a":
+                core.record_end(Ended(str(number), "a", 500), now)
+            elif number > 30:
+                core.record_end(Ended(str(number - 30), None, 200), now)
+        assert view(core, "a", now).placements > 300
+        core.set_weight("a", 0.1, now)
+        assert Counter(self.shares_from(core, now, 600))["a"] <= 0.1 * 600 / 2.1 * 1.2
+
+    def test_nobody_waits_long_while_one_that_is_held_back_has_nothing_to_do(self) -> None:
+        core = make_core(A, B, C)
+        core.set_weight("c", 0.5, 0.1)
+        core.adjust(0.1)
+        push(core, 0.1)
+        for number in range(300):
+            ask(core, 0.2, prompt=400, id=str(number))
+        waiting = core.lines()[0].waiting
+        assert waiting
+        for request in list(core._states["c"].held):
+            core.record_end(Ended(request.id, "c", 200), 0.3)
+        granted = 0
+        for step in range(1, 100):
+            now = 0.3 + step * 0.1
+            for engine in (A, B):
+                core.record_reading(engine, Reading(now, 100, 50))
+            core.record_reading(C, Reading(now, 0, 0))
+            counts = {each.engine.name: ServerCounts(each.held, 0) for each in core.views(now)}
+            core.record_counts(counts, {"m": len(core.lines()[0].waiting)}, now)
+            core.adjust(now)
+            granted += sum(cap.granted for cap in core.caps())
+            if granted:
+                break
+        assert granted
+        assert now - 0.2 < waiting[0].deadline - waiting[0].at
+
     def test_engine_that_had_next_to_nothing_still_gets_what_shows_that_it_has_recovered(self) -> None:
         core = make_core(A, B, C)
         # What it is given does not end, so that it is given no more.

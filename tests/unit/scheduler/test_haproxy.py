@@ -227,6 +227,34 @@ async def test_engine_of_little_weight_is_held_back_and_granted_what_it_has_gain
         await linked.until(lambda: (servers["c"].status, servers["c"].weight) == ("UP", 100))
 
 
+async def test_what_haproxy_shows_decides_whether_an_engine_is_held_back(tmp_path: Path) -> None:
+    def row(name: str, status: str = "UP", **more: int) -> ServerRow:
+        found = {"weight": 100, "current": 0, "queued": 0, **more}
+        return ServerRow("pool_m", name, found["current"], found["queued"], status, found["weight"], "127.0.0.1:9", 256)
+
+    async with Linked(tmp_path, "a", "b", "c") as linked:
+        await linked.control.stop()
+        core, differences = linked.core, linked.control.differences
+        core.record_counts({}, {}, linked.now())
+        core.set_weight("c", 0.1, linked.now())
+        core.adjust(linked.now())
+        drain, ready = [["set server pool_m/c state drain"]], "set server pool_m/c state ready"
+        others = [row("a"), row("b")]
+        assert differences([*others, row("c", weight=10)]) == drain
+        assert differences([*others, row("c", "DRAIN", weight=10)]) == []
+        # Its weight is right whatever happens next; and who waits there by name does not lose the place.
+        assert differences([*others, row("c", "DRAIN")]) == [["set weight pool_m/c 10"]]
+        assert differences([*others, row("c", weight=10, queued=1)]) == []
+        # HAProxy has seen first that another one is gone: what is left of the queue's servers comes first.
+        [[first, *_rest]] = differences([row("a"), row("b", "DOWN"), row("c", "DRAIN", weight=10)])
+        assert first == ready
+        core.set_weight("a", 0.0, linked.now())
+        core.adjust(linked.now())
+        [[first, cap], *later] = differences([row("a"), row("b"), row("c", "DRAIN", weight=10)])
+        assert (first, cap.startswith("set maxconn server pool_m/c ")) == (ready, True)
+        assert later == [["set server pool_m/a state drain"]]
+
+
 async def test_engine_of_little_weight_is_left_to_haproxy_with_fewer_than_two_others(tmp_path: Path) -> None:
     async with Linked(tmp_path, "a", "b", "c") as linked:
         servers, core = linked.haproxy.servers, linked.core

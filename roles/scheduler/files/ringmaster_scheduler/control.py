@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from ringmaster_scheduler.core import Cap, DecisionCore, EngineView
+from ringmaster_scheduler.core import HOSTS_LEFT, Cap, DecisionCore, EngineView
 from ringmaster_scheduler.domain import Engine, Health, ServerCounts
 from ringmaster_scheduler.haproxy import (
     LOOK,
@@ -132,19 +132,22 @@ class Control:
         caps = self._core.caps()
         if not caps:
             return
-        groups = [_of_cap(cap) for cap in caps]
-        try:
-            answers = iter(await self._api.run([command for group in groups for command in group]))
-        except HaproxyError as error:
-            self._fail(error)
-            return
-        now = self._loop.time()
-        for cap, group in zip(caps, groups):
-            # A server that HAProxy does not have (yet) is the look's matter.
-            self._core.applied(cap, now)
-            for _command, answer in zip(group, answers):
+        # A grant is one batch: what is ready for the moment must not stay so.
+        batches = [[cap for cap in caps if not cap.granted], *([cap] for cap in caps if cap.granted)]
+        for batch in filter(None, batches):
+            commands = [command for cap in batch for command in _of_cap(cap)]
+            try:
+                answers = await self._api.run(commands)
+            except HaproxyError as error:
+                self._fail(error)
+                return
+            now = self._loop.time()
+            for cap in batch:
+                # A server that HAProxy does not have (yet) is the look's matter.
+                self._core.applied(cap, now)
+            for command, answer in zip(commands, answers):
                 if answer:
-                    self._complain(f"maxconn of {cap.engine}: {answer}")
+                    self._complain(f"{command}: {answer}")
                 else:
                     self.pushes += 1
 
@@ -195,6 +198,12 @@ class Control:
             for view in wanted.values()
             if view.health is Health.HEALTHY and not view.drained and view.weight
         }
+        # Hosts with a server that HAProxy can use and that is not held back. It may know better than the core.
+        left: dict[str, set[str]] = {}
+        for (backend, name), view in wanted.items():
+            row = rows.get((backend, name))
+            if row is not None and row.up and not view.held_back and not view.drained and view.weight:
+                left.setdefault(backend, set()).add(view.engine.host)
         mends: list[list[str]] = []
         for (backend, name), view in wanted.items():
             row = rows.get((backend, name))
@@ -215,14 +224,18 @@ class Control:
                 if row.status not in ("DRAIN", "MAINT", "DOWN"):
                     mends.append([f"set server {server} state drain"])
                 continue
-            if row.status == "MAINT" and (backend, name) in self._closed:
-                mends.append([f"enable health {server}", f"set server {server} state ready"])
-            elif row.status == "DRAIN" and not view.held_back:
-                mends.append([f"set server {server} state ready"])
+            held_back = view.held_back and len(left.get(backend, ())) >= HOSTS_LEFT
             weight = max(1, round(100 * view.weight))
-            if row.weight != weight and row.up:
+            if row.weight != weight and (row.up or row.status == "DRAIN"):
                 mends.append([f"set weight {server} {weight}"])
-            if view.held_back and row.up:
+            # To be ready moves nothing out of the queue; to be told one's maxconn does.
+            ready = [f"set server {server} state ready", f"set maxconn server {server} {view.cap}"]
+            if row.status == "MAINT" and (backend, name) in self._closed:
+                mends.append([f"enable health {server}", *ready])
+            elif row.status == "DRAIN" and not held_back:
+                mends.append(ready)
+            elif held_back and row.up and not row.queued:
+                # What waits there by name would lose its place (2.6), or be sent all at once (3.0).
                 mends.append([f"set server {server} state drain"])
         filled = {backend for backend, _unused in wanted}
         for (backend, name), row in rows.items():
@@ -234,6 +247,8 @@ class Control:
                 mends.append([f"set server {backend}/{word(name)} state maint"])
             elif row.current == 0 and row.queued == 0:
                 mends.append([f"del server {backend}/{word(name)}"])
+        # What is ready again first: a backend is never left with nothing on the way.
+        mends.sort(key=lambda commands: commands[-1].endswith("state drain"))
         return mends
 
     def _addition(self, server: str, view: EngineView) -> list[str]:
@@ -304,7 +319,8 @@ async def release(
     """
     left = {engine.model for engine in engines if engine.name not in out and engine.name not in drained}
     info, stat = await api.run(LOOK)
-    resting = {(row.backend, row.name) for row in statistics(info, stat).servers if row.status == "DRAIN"}
+    # One that is down shows nothing else, and may be drained as well.
+    resting = {(row.backend, row.name) for row in statistics(info, stat).servers if row.status in ("DRAIN", "DOWN")}
     commands = []
     for engine in engines:
         backend = pool_name(engine.model)

@@ -25,14 +25,15 @@ How requests and engines come together:
 
 What a health weight does: it is taken relative to the best usable engine of the model, so that a fault of all engines
 takes nothing from anybody. An engine of a tenth may hold a tenth of its limit, and is *paced*: with each request that
-the model's engines take it gains its share of one, a tenth of what it took while all were well, and it takes one only
-when it has gained a whole one. So its share is a tenth at any load, also where nobody has much to do: the traffic that
-it still gets is what shows that it has recovered.
+the model's engines take it gains its share of one, a tenth of what it took while no engine was paced, or of what its
+capacity would give it, whichever is less; and it takes one only when it has gained a whole one. So its share is a tenth
+at any load, also where nobody has much to do: the traffic that it still gets is what shows that it has recovered.
 
 HAProxy's queue knows no pace: whoever has a slot takes from it, and a slot is the least that a ``maxconn`` can be. So a
 paced engine is *held back*: drained in HAProxy, which then gives it what is placed there by name, and of the queue as
-many as it is granted. Not, though, with fewer than two engines that are not paced: without the scheduler a drained
-engine stays drained, and HAProxy must be left with more than one.
+many as it is granted. Not, though, with fewer than two engines that are not paced, on hosts of their own: what HAProxy
+knows first it must be able to cope with alone. Nobody waits beyond half his time while an engine that is held back has
+nothing to do.
 """
 
 from __future__ import annotations
@@ -80,19 +81,22 @@ _LEAST_GAINED: Final = -4.0
 take later in one burst."""
 
 
-_USUAL: Final = 300
-"""Requests of a model over which it is learnt what each engine usually takes."""
+_USUAL: Final = 300.0
+"""Seconds over which it is learnt what each engine of a model usually takes: longer than most rules need to find a
+fault, for what an engine takes while it falls ill is not what it usually takes."""
 
-_PRESUMED_USUAL: Final = 50
-"""Requests for which the capacities count at first."""
+_PRESUMED_USUAL: Final = 30
+"""Requests an engine for which the capacities count: so few are no more than chance."""
 
 _LEAST_USUAL: Final = 0.25
-_MOST_USUAL: Final = 4.0
-"""Bounds of that, over what the capacity would give: an engine that had little by chance is not to have next to nothing
+"""Least of that, over what the capacity would give: an engine that had little by chance is not to have next to nothing
 once it is ill, or nobody would see that it has recovered."""
 
-_LEFT_TO_HAPROXY: Final = 2
-"""Engines of a model that have to be left to HAProxy's queue before others are held back from it."""
+_PATIENCE: Final = 0.5
+"""Part of its time that a request waits before it goes to an engine that is held back and has nothing to do."""
+
+HOSTS_LEFT: Final = 2
+"""Hosts whose engines have to be left to HAProxy's queue before others of the model are held back from it."""
 
 
 class Settings(NamedTuple):
@@ -354,6 +358,7 @@ class Line:
         "_presumed",
         "_prompt",
         "_seen",
+        "_seen_at",
         "clock",
         "drain",
         "mean_output",
@@ -378,9 +383,10 @@ class Line:
         self.surplus = 0
         # By which paced engines gain: each request that one of the engines takes moves it on by `tick`.
         self.clock = 0.0
-        self.tick = 0.0
-        # Requests from which it is known what each engine usually takes; at first the capacities count for some.
-        self._seen = _PRESUMED_USUAL
+        self.tick = 1.0
+        # Requests from which it is known what each engine usually takes, fading since then.
+        self._seen = 0.0
+        self._seen_at = _NEVER
 
     def learn(self, request: InFlight) -> None:
         """Count a request that was let in."""
@@ -398,13 +404,15 @@ class Line:
         self._least = max(1.0, _CERTAIN * sequences / self.mean_output * self.mean_tokens)
 
     def settle_pace(self, now: float) -> None:
-        """Bring shares and paces up to date: of as many requests as make one tick, each usable engine is to take its
-        share of what it usually takes."""
+        """Bring shares and paces up to date. A pace is the part of all requests that an engine is to take if nobody
+        takes what ill engines leave; as others do, a tick makes it more."""
         usable = [state for state in self.states if state.usable(now)]
         best = max((state.weight for state in usable), default=1.0) or 1.0
         if all(state.weight >= best for state in usable):
-            self._learn_usual(usable)
-        total = 0.0
+            self._learn_usual(usable, now)
+        rates = sum(state.capacity.prefill_rate for state in usable) or 1.0
+        usual = sum(state.capacity.prefill_rate * state.usual for state in usable) or 1.0
+        left = 1.0
         for state in self.states:
             state.credit = state.gained()
             state.credit_at = self.clock
@@ -412,27 +420,31 @@ class Line:
             if share >= 1.0 or state.share >= 1.0:
                 state.credit = 0.0
             state.share = share
-            state.pace = state.capacity.prefill_rate * state.usual * share
             state.taken = 0
         for state in usable:
-            total += state.pace
-        self.tick = 1 / total if total else 0.0
+            # One that was given much because it fails at once is not to keep it.
+            rate = state.capacity.prefill_rate
+            part = min(rate * state.usual / usual, rate / rates)
+            state.pace = part * state.share
+            left -= part - state.pace
+        self.tick = 1 / left
 
-    def _learn_usual(self, usable: list[EngineState]) -> None:
+    def _learn_usual(self, usable: list[EngineState], now: float) -> None:
         taken = sum(state.taken for state in usable)
         if taken <= 0:
             return
-        self._seen = min(_USUAL, self._seen + taken)
-        weight = min(1.0, taken / self._seen)
+        faded = self._seen * math.exp(min(0.0, self._seen_at - now) / _USUAL)
+        self._seen = max(faded, _PRESUMED_USUAL * len(usable)) + taken
+        self._seen_at = now
         rate = sum(state.capacity.prefill_rate for state in usable)
         for state in usable:
             part = state.taken / taken * rate / state.capacity.prefill_rate
-            state.usual = min(_MOST_USUAL, max(_LEAST_USUAL, state.usual + (part - state.usual) * weight))
+            state.usual = max(_LEAST_USUAL, state.usual + (part - state.usual) * taken / self._seen)
 
     def hold_back(self, now: float, controlled: bool) -> None:
         """Settle which engines HAProxy's queue is to pass over."""
-        usable = [state for state in self.states if state.usable(now)]
-        enough = controlled and sum(state.share >= 1.0 for state in usable) >= _LEFT_TO_HAPROXY
+        left = {state.engine.host for state in self.states if state.share >= 1.0 and state.usable(now)}
+        enough = controlled and len(left) >= HOSTS_LEFT
         for state in self.states:
             state.held_back = enough and state.share < 1.0 and state.usable(now)
             if not state.held_back:
@@ -1167,10 +1179,12 @@ class DecisionCore:
         for state in sorted(line.states, key=lambda state: (state.score, state.turn)):
             if not state.usable(now):
                 continue
-            while state.count < state.limit and state.capacity.work(now) < window and state.may_take():
+            while state.count < state.limit and state.capacity.work(now) < window:
                 first = line.waiting.first()
                 if first is None:
                     return
+                if not state.may_take() and not (state.held_back and not state.count and _overdue(first, now)):
+                    break
                 self._take(first, state, now)
                 state.granted += state.held_back
 
@@ -1292,6 +1306,11 @@ class DecisionCore:
     def lengths(self) -> dict[str, dict[str, float]]:
         """Return the learnt lengths of answers by class and key, in tokens."""
         return self._lengths.document()
+
+
+def _overdue(request: InFlight, now: float) -> bool:
+    """Whether a request has waited so long that any engine will do."""
+    return now - request.at > _PATIENCE * (request.deadline - request.at)
 
 
 def _same(one: Engine, other: Engine) -> bool:
