@@ -125,7 +125,7 @@ struct Pattern {
     is_chat: bool,
 }
 
-/// Events of a stream of which it is looked whether they are of one pattern; they are not where each tells the usage so far.
+/// Events of a stream that are looked at in vain for what repeats: where each tells the usage so far, nothing does.
 const LOOKS: u32 = 8;
 
 impl Pattern {
@@ -184,7 +184,8 @@ pub struct StreamFilter {
     expected: usize,
     /// An event without choices, for text that is left when the stream ends.
     frame: Option<Value>,
-    pattern: Option<Pattern>,
+    /// One for each choice.
+    patterns: Vec<Pattern>,
     looks: u32,
     is_chat: bool,
     done: bool,
@@ -200,7 +201,7 @@ impl StreamFilter {
             stopped: HashSet::new(),
             expected,
             frame: None,
-            pattern: None,
+            patterns: Vec::new(),
             looks: LOOKS,
             is_chat: true,
             done: false,
@@ -256,8 +257,8 @@ impl StreamFilter {
         if self.looks > 0 {
             self.looks -= 1;
             if let Some(pattern) = Pattern::of(&root, data) {
-                self.pattern = Some(pattern);
-                self.looks = LOOKS;
+                self.patterns.retain(|other| other.index != pattern.index);
+                self.patterns.push(pattern);
             }
         }
         let had_choices = match root.get_mut("choices") {
@@ -288,10 +289,9 @@ impl StreamFilter {
 
     /// Filter an event that differs from one before in its text alone. False, and nothing is changed, if it has to be read.
     fn repeated(&mut self, data: &[u8], out: &mut Vec<u8>) -> bool {
-        let Some(pattern) = &self.pattern else {
-            return false;
-        };
-        let Some(text) = pattern.text(data) else {
+        let Some((pattern, text)) =
+            self.patterns.iter().find_map(|pattern| pattern.text(data).map(|text| (pattern, text)))
+        else {
             return false;
         };
         let field = Field::Member(pattern.name);
@@ -312,6 +312,7 @@ impl StreamFilter {
         }
         self.findings.words += next.found - filter.found;
         *filter = next;
+        self.looks = LOOKS;
         self.is_chat = pattern.is_chat;
         let mut written = String::with_capacity(passed.len() + 2);
         json::write_string(&passed, false, &mut written);
@@ -545,7 +546,7 @@ mod tests {
         for text in ["a", " \"b\"", " c", " 敏", "x\n", "d"] {
             filter.push(chunk(0, text, "null").as_bytes(), &mut out).unwrap();
         }
-        let pattern = filter.pattern.as_ref().unwrap();
+        let pattern = filter.patterns.first().unwrap();
         let one = chunk(0, "one", "null");
         assert_eq!(pattern.text(one["data: ".len()..].trim_end().as_bytes()), Some("one"));
         for other in [chunk(1, "one", "null"), chunk(0, "on\"e", "null"), chunk(0, "one", "\"stop\"")] {
@@ -553,6 +554,25 @@ mod tests {
         }
         filter.finish(&mut out).unwrap();
         assert_eq!(content(&String::from_utf8(out).unwrap(), 0).0, "a \"b\" c 敏x\nd");
+    }
+
+    #[test]
+    fn events_are_looked_at_for_what_repeats_only_while_something_does() {
+        let looks = |events: &[String]| {
+            let mut filter = StreamFilter::new(Arc::new(stars()), 2);
+            for event in events {
+                filter.push(event.as_bytes(), &mut Vec::new()).unwrap();
+            }
+            filter.looks
+        };
+        let repeated: Vec<String> = (0..40).map(|number| chunk(0, &format!(" {number}"), "null")).collect();
+        assert_eq!(looks(&repeated[..1]), LOOKS - 1);
+        assert_eq!(looks(&repeated), LOOKS);
+        let turns: Vec<String> = (0..40).map(|number| chunk(number % 2, "x", "null")).collect();
+        assert_eq!(looks(&turns), LOOKS);
+        let told: Vec<String> =
+            (0..40).map(|number| chunk(0, "x", "null").replace("\"m\"", &format!("\"m\",\"n\":{number}"))).collect();
+        assert_eq!(looks(&told), 0);
     }
 
     #[test]
