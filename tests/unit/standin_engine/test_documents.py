@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -38,6 +39,32 @@ def test_a_document_fits_its_schema(schema: dict[str, Any], document: Any) -> No
 def test_a_schema_that_refers_to_itself_has_an_end() -> None:
     itself = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"], "$ref": "#"}
     assert json.loads(documents.text(itself)) == {}
+
+
+NODE = {"properties": {name: {"$ref": "#/$defs/n"} for name in "abc"}, "required": ["a", "b", "c"]}
+NESTED: dict[str, Any] = {"type": "string"}
+for _level in range(6):
+    NESTED = {"type": "array", "minItems": 32, "items": NESTED}
+LARGE = {"type": "array", "minItems": 32, "items": {"type": "array", "minItems": 32, "items": {"const": "x" * 50_000}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/n", "$defs": {"n": NODE}},
+        NESTED,
+        LARGE,
+        {"type": "integer", "exclusiveMinimum": int("9" * 4300)},
+    ],
+    ids=["references", "lists", "values", "digits"],
+)
+def test_a_schema_that_asks_for_too_much_gets_a_document_of_some_size(schema: dict[str, Any]) -> None:
+    """Made in the engine's loop, where every stream waits for it."""
+    begun_at = time.process_time()
+    document = documents.text(schema)
+    assert time.process_time() - begun_at < 1
+    assert len(document) < 200_000
+    json.loads(document)
 
 
 JSON = st.recursive(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from standin_engine.protocol import ApiError, check_limits, parse_body, parse_chat, parse_completion
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
+FUNCTION = "body.tools.0.function"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,34 @@ def test_a_completion_that_vllm_refuses(
             "tool_choice.function.name",
             "Invalid `name` in `function`: `1`",
         ),
-        ({"messages": MESSAGES, "tools": ["f"]}, "Bad Request", "body.tools.0", "a valid dictionary"),
+        ({"messages": MESSAGES, "tools": ["f"]}, "Bad Request", "body.tools.0", "or object to extract fields from"),
+        *(
+            (
+                {"messages": MESSAGES, "tools": [{"function": {"name": "f", **more}}]},
+                "Bad Request",
+                f"{FUNCTION}.{place}",
+                text,
+            )
+            for more, place, text in (
+                ({"name": None}, "name", "a valid string"),
+                ({"parameters": [1]}, "parameters", "a valid dictionary"),
+                ({"description": 5}, "description", "a valid string"),
+                ({"strict": "perhaps"}, "strict", "a valid boolean"),
+            )
+        ),
+        ({"messages": MESSAGES, "tools": [{"function": None}]}, "Bad Request", FUNCTION, "to extract fields from"),
+        (
+            {"messages": MESSAGES, "tools": [{**TOOLS[0], "type": "retrieval"}]},
+            "Bad Request",
+            "body.tools.0.type",
+            "Input should be 'function'",
+        ),
+        (
+            {"messages": MESSAGES, "tools": TOOLS, "tool_choice": {"type": "x", "function": {"name": "f"}}},
+            "Bad Request",
+            "body.tool_choice.literal['none']",
+            "Input should be 'none'",
+        ),
     ],
 )
 def test_a_chat_that_vllm_refuses(document: dict[str, Any], kind: str, parameter: str | None, message: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standin_engine import documents
+from standin_engine.answers import Writer, WrittenAnswer, build_tokenizer
 from standin_engine.tools import CallStream, ForcedCall
 
 ARGUMENTS = '{"city": "Rome \\"}]</tool_call>", "days": [1, {"a": {}}]}'
@@ -58,6 +60,39 @@ def test_what_is_no_call_reaches_the_client_as_it_is(text: str) -> None:
 
 def test_a_stream_that_never_came_to_the_call_ends_as_a_text_does() -> None:
     stream = CallStream(ForcedCall("weather", ARGUMENTS, named=False))
-    assert [stream.delta(text) for text in ("<tool", "_call>")] == [{}, {}]
+    assert [stream.delta(text) for text in ("<tool", "rabble", " more")] == [
+        {},
+        {"content": "<toolrabble"},
+        {"content": " more"},
+    ]
     assert stream.finish_reason("stop") == "stop"
-    assert stream.delta("rabble") == {"content": "rabble"}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_nothing_behind_a_call_or_astray_in_one_is_told(size: int) -> None:
+    call = ForcedCall("weather", ARGUMENTS, named=False)
+    for said, arguments in (
+        (f"{call.text} And more.", ARGUMENTS),
+        (f"{call.opening}{ARGUMENTS[:9]} rabble", ARGUMENTS[:9]),
+    ):
+        stream = CallStream(call)
+        deltas = [stream.delta(said[place : place + size]) for place in range(0, len(said), size)]
+        assert put_together(deltas) == ("", "weather", arguments)
+    assert call.message(f"{call.text} And more.")["tool_calls"]
+
+
+def test_last_chunk_that_announces_the_call_says_that_there_is_nothing_more() -> None:
+    call = ForcedCall("weather", ARGUMENTS, named=False)
+    [told] = CallStream(call).delta(call.announcement, last=True)["tool_calls"]
+    assert told["function"] == {"name": "weather", "arguments": ""}
+
+
+def test_what_is_not_ascii_comes_through_the_tokenizer() -> None:
+    writer = Writer(build_tokenizer())
+    call = ForcedCall(
+        "météo", documents.text({"required": ["größe"], "properties": {"größe": {"const": "東京"}}}), False
+    )
+    answer = WrittenAnswer(writer, 1, call.text)
+    text = "".join(writer.tokenizer.decode([answer.next_token()]) for _unused in range(answer.length))
+    [told] = call.message(text)["tool_calls"]
+    assert told["function"] == {"name": "météo", "arguments": '{"größe": "東京"}'}

@@ -25,6 +25,7 @@ MAX_STOP_STRINGS = 1024
 """Stop strings that one request may carry."""
 
 _SHOWN_INPUT = 200
+_NO_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 
 
 class ApiError(Exception):
@@ -92,10 +93,7 @@ def parse_body(content_type: str, body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, "There was an error parsing the body", "Bad Request") from error
     if not isinstance(document, dict):
-        raise malformed(
-            "body", "model_attributes_type", "Input should be a valid dictionary or object to extract fields from",
-            document,
-        )  # fmt: skip
+        raise malformed("body", "model_attributes_type", _NO_OBJECT, document)
     return document
 
 
@@ -207,7 +205,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self._wrong(name, "model_attributes_type", "Input should be a valid dictionary or object")
+            raise self._wrong(name, "model_attributes_type", _NO_OBJECT)
         return Fields(value, f"{self._path}.{name}")
 
 
@@ -241,7 +239,7 @@ class GenerationRequest:
         max_tokens_name: the field that limits the answer, for messages.
         echo: whether the prompt is repeated before the answer.
         salt: separates the prefix cache.
-        document: the text of an answer of the form that is asked for; None if none is.
+        document: the text of an answer of the form that is asked for, or of the call; None if neither is.
         call: the call of a tool that the answer has to be, if any.
     """
 
@@ -428,7 +426,7 @@ def parse_chat(document: Mapping[str, Any], auto_tool_choice: bool) -> tuple[Gen
 
     Args:
         document: the body.
-        auto_tool_choice: whether the engine was started with ``--enable-auto-tool-choice``.
+        auto_tool_choice: whether the engine was started with ``--enable-auto-tool-choice`` and ``--tool-call-parser``.
 
     Raises:
         ApiError: vLLM would refuse it.
@@ -463,8 +461,8 @@ def _forced_call(fields: Fields, chosen: bool, auto_tool_choice: bool) -> Forced
                 'Only named tools, "none", "auto" or "required" are supported.',
                 "tool_choice",
             )
-    named = _named_function(choice, tools) if isinstance(choice, dict) else None
     functions = _functions(tools)
+    named = _named_function(choice, functions) if isinstance(choice, dict) else None
     if choice in (None, "none"):
         return None
     if not auto_tool_choice:
@@ -478,7 +476,7 @@ def _forced_call(fields: Fields, chosen: bool, auto_tool_choice: bool) -> Forced
     return ForcedCall(name, documents.text(functions[name]), named=named is not None)
 
 
-def _named_function(choice: Mapping[str, Any], tools: Any) -> str:
+def _named_function(choice: Mapping[str, Any], functions: Mapping[str, Any]) -> str:
     usage = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
     function = choice.get("function")
     if not isinstance(function, dict):
@@ -488,8 +486,12 @@ def _named_function(choice: Mapping[str, Any], tools: Any) -> str:
     name = function["name"]
     if not isinstance(name, str) or not name:
         raise refused(f"Invalid `name` in `function`: `{name}` in `tool_choice`! {usage}", "tool_choice.function.name")
-    if name not in _functions(tools):
+    if name not in functions:
         raise refused("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
+    if choice.get("type", "function") != "function":
+        # vLLM tries the kinds of choice one after the other, and names the first.
+        path = "body.tool_choice.literal['none']"
+        raise malformed(path, "literal_error", "Input should be 'none'", choice, {"expected": "'none'"})
     return name
 
 
@@ -503,15 +505,35 @@ def _functions(tools: Any) -> dict[str, Any]:
     for place, tool in enumerate(tools):
         path = f"body.tools.{place}"
         if not isinstance(tool, dict):
-            raise malformed(path, "model_attributes_type", "Input should be a valid dictionary", tool)
-        function = Fields(tool, path).mapping("function")
+            raise malformed(path, "model_attributes_type", _NO_OBJECT, tool)
+        fields = Fields(tool, path)
+        if tool.get("type", "function") != "function":
+            expected = "'function'"
+            raise malformed(
+                f"{path}.type", "literal_error", f"Input should be {expected}", tool["type"], {"expected": expected}
+            )
+        if "function" not in tool:
+            raise fields.missing("function")
+        function = fields.mapping("function")
         if function is None:
-            raise Fields(tool, path).missing("function")
-        name = function.text("name")
-        if name is None:
-            raise function.missing("name")
-        functions.setdefault(name, function.get("parameters"))
+            raise malformed(f"{path}.function", "model_attributes_type", _NO_OBJECT, None)
+        functions.setdefault(*_function(function, tool["function"], f"{path}.function"))
     return functions
+
+
+def _function(fields: Fields, document: Mapping[str, Any], path: str) -> tuple[str, Any]:
+    """A function's name and the schema of its arguments."""
+    if "name" not in document:
+        raise fields.missing("name")
+    name = fields.text("name")
+    if name is None:
+        raise malformed(f"{path}.name", "string_type", "Input should be a valid string", None)
+    fields.text("description")
+    fields.boolean("strict")
+    parameters = document.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise malformed(f"{path}.parameters", "dict_type", "Input should be a valid dictionary", parameters)
+    return name, parameters
 
 
 def parse_messages(fields: Fields) -> list[dict[str, Any]]:

@@ -166,14 +166,15 @@ class Envelope:
             reason = reason if call is None else call.finish_reason(reason)
             end = {"finish_reason": reason, "stop_reason": generation.stop_reason}
             if self.chat:
+                said = {"content": text} if call is None else call.message(text)
                 message = {
                     "role": "assistant",
-                    "content": text,
+                    "content": prompt + said.pop("content"),
                     "refusal": None,
                     "annotations": None,
                     "audio": None,
                     "function_call": None,
-                    **({} if call is None else call.message(text)),
+                    **said,
                     "reasoning": None,
                 }
                 choices.append(
@@ -241,6 +242,14 @@ class Envelope:
         chunk["prompt_text"] = None
         return chunk
 
+    def echo_chunk(self, generation: Generation, text: str) -> dict[str, Any]:
+        """The chunk of a chat that repeats the assistant's last message."""
+        choice = {"index": generation.index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        chunk: dict[str, Any] = {**self._head(), "choices": [choice]}
+        if self.request.continuous_usage:
+            chunk["usage"] = self._usage_so_far(generation, 0)
+        return chunk
+
     def chunk(
         self,
         generation: Generation,
@@ -266,7 +275,7 @@ class Envelope:
         delta: dict[str, Any] = {"content": text}
         reason = generation.finish_reason
         if call is not None:
-            delta, reason = call.delta(text), call.finish_reason(reason)
+            delta, reason = call.delta(text, finished), call.finish_reason(reason)
             if not (delta or finished or logprobs or token_ids):
                 return None
         choice: dict[str, Any] = {"index": generation.index}
@@ -369,7 +378,8 @@ class EventStream:
         first = index not in self._parts
         if first:
             self._open(generation)
-            text = text if index in self._calls else self._prompts[index] + text
+            if not self._envelope.chat:
+                text = self._prompts[index] + text
         texts, tokens = self._waiting.setdefault(index, ([], []))
         texts.append(text)
         tokens.append(token)
@@ -384,6 +394,9 @@ class EventStream:
             assert generation.group is not None
             for member in generation.group.generations:
                 self._event(encode(self._envelope.role_chunk(member)))
+            for member in generation.group.generations:
+                if self._prompts[member.index]:
+                    self._event(encode(self._envelope.echo_chunk(member, self._prompts[member.index])))
         self._parts[generation.index] = self._envelope.split_chunk(generation)
         self._offsets[generation.index] = 0
         if self._envelope.request.call is not None:
