@@ -21,7 +21,10 @@ REPOSITORY = "localhost/ringmaster-rehearsal"
 DEFINITIONS = Path(__file__).parent / "images.yml"
 # What hosts with Python carry beside their distribution's packages; says itself why.
 COMPILED = sorted((Path(__file__).parent / "host").glob("rehearsal_compiled.*"))
-PACKAGES_OF_PYTHON = "usr/lib/python3/dist-packages"
+PLACE_COMPILED = """
+install -m 0644 "$files"/rehearsal_compiled.* "$1/usr/lib/python3/dist-packages"
+mkdir "$1/var/cache/rehearsal-compiled"
+"""
 # Settings that decide how packages are fetched; everything else of the machine's apt stays with the machine.
 FETCH_SETTINGS = ("Acquire::http::", "Acquire::https::", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIPv")
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
@@ -81,15 +84,18 @@ def reference(name: str) -> str:
         )
     certificates = {path.name: path.read_text() for path in sorted(CERTIFICATES.glob("*.crt"))}
     content = json.dumps(
-        [known[name], OPTIONS, CUSTOMIZE, MASKED_UNITS, fetch_settings(), certificates, _keep_compiled(known[name])],
+        [known[name], OPTIONS, CUSTOMIZE, MASKED_UNITS, fetch_settings(), certificates, *_compiled(known[name])],
         sort_keys=True,
     )
     return f"{REPOSITORY}-{name}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-def _keep_compiled(definition: dict[str, Any]) -> list[list[str]]:
-    """Name and content of the files that let a host with Python keep the compiled form of what Ansible sends."""
-    return [[path.name, path.read_text()] for path in COMPILED] if "python3" in definition["packages"] else []
+def _compiled(definition: dict[str, Any]) -> tuple[dict[str, str], str]:
+    """What lets a host with Python keep the compiled form of what Ansible sends: files, and the hook that places them
+    once they lie in the folder ``$files``."""
+    if "python3" not in definition["packages"]:
+        return {}, ""
+    return {path.name: path.read_text() for path in COMPILED}, PLACE_COMPILED
 
 
 @contextlib.contextmanager
@@ -128,8 +134,8 @@ def _build(name: str, image: str) -> None:
         hook = Path(folder) / "customize"
         hook.write_text(f"#!/bin/sh\n{CUSTOMIZE}")
         hook.chmod(0o755)
-        compiled = _keep_compiled(definition)
-        for file, content in compiled:
+        files, place = _compiled(definition)
+        for file, content in files.items():
             (Path(folder) / file).write_text(content)
         command = [
             "mmdebstrap",
@@ -142,11 +148,7 @@ def _build(name: str, image: str) -> None:
             '--customize-hook=ln -sf /dev/null "$1/etc/systemd/system/{}"'.format(
                 '"; ln -sf /dev/null "$1/etc/systemd/system/'.join(MASKED_UNITS)
             ),
-            *[
-                f'--customize-hook=install -D -m 0644 {Path(folder) / file} "$1/{PACKAGES_OF_PYTHON}/{file}"'
-                for file, _content in compiled
-            ],
-            *(['--customize-hook=mkdir "$1/var/cache/rehearsal-compiled"'] if compiled else []),
+            *([f"--customize-hook=files={folder}{place}"] if place else []),
             definition["suite"],
             str(tarball),
             *sources(definition["suite"]),
