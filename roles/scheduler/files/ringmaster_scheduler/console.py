@@ -103,6 +103,8 @@ def _engine_row(view: EngineView) -> str:
     health = f'<span class="{view.health.value}">{view.health.value}</span>'
     if view.drained:
         health += ' <span class="unknown">drained</span>'
+    elif view.held_back:
+        health += ' <span class="unknown">held back</span>'
     for each in view.reasons:
         health += f' <small class="unknown">{escape(describe(each))}</small>'
     if view.reason:

@@ -127,7 +127,7 @@ def show_status(document: dict[str, Any]) -> str:
                 each["card"],
                 each["health"],
                 _weight(each["weight"]),
-                each["drained"],
+                "held back" if each["held_back"] else each["drained"],
                 each["held"],
                 each["foreign"],
                 each["limit"],
