@@ -113,14 +113,14 @@ pub fn filter_whole(body: &[u8], words: Option<&Words>) -> Result<(String, Findi
 #[derive(Default)]
 struct Choice {
     texts: BTreeMap<Field, Filter>,
+    pattern: Option<Pattern>,
 }
 
 /// What repeats from event to event: everything around the only text of the only choice. An event that begins and ends with the
 /// same bytes differs in that text alone, and need not be taken apart.
 struct Pattern {
-    before: Vec<u8>,
-    after: Vec<u8>,
-    index: i64,
+    before: String,
+    after: String,
     name: &'static str,
     is_chat: bool,
 }
@@ -129,8 +129,8 @@ struct Pattern {
 const LOOKS: u32 = 8;
 
 impl Pattern {
-    /// The pattern of an event in compact form that was read as `root`, if it is of one.
-    fn of(root: &Value, data: &[u8]) -> Option<Self> {
+    /// The pattern of an event in compact form that was read as `root`, if it is of one, and the index of its choice.
+    fn of(root: &Value, data: &[u8]) -> Option<(i64, Self)> {
         let [choice] = root.get("choices").and_then(Value::as_array)? else {
             return None;
         };
@@ -145,28 +145,27 @@ impl Pattern {
         };
         let mut written = String::new();
         json::write_string(text, false, &mut written);
-        let member = format!("\"{name}\":{written}");
         let compact = json::to_compact(root);
         let key = format!("\"{name}\":");
         let mut places = compact.match_indices(&key);
-        let (place, _name) = places.next()?;
+        let start = places.next()?.0 + key.len();
         // As a member of something else it may stand for something else.
-        if places.next().is_some() || compact.as_bytes() != data || !compact[place..].starts_with(&member) {
+        if places.next().is_some() || compact.as_bytes() != data || !compact[start..].starts_with(&written) {
             return None;
         }
-        let start = place + member.len() - written.len() + 1;
-        Some(Pattern {
-            before: data[..start].to_vec(),
-            after: data[start + written.len() - 2..].to_vec(),
-            index: choice.get("index").and_then(Value::as_integer).unwrap_or(0),
+        let pattern = Pattern {
+            before: compact[..start].to_owned(),
+            after: compact[start + written.len()..].to_owned(),
             name,
             is_chat: choice.get("text").is_none(),
-        })
+        };
+        Some((choice.get("index").and_then(Value::as_integer).unwrap_or(0), pattern))
     }
 
     /// The text of an event of this pattern; only one that is written as it is.
     fn text<'data>(&self, data: &'data [u8]) -> Option<&'data str> {
-        let text = data.strip_prefix(self.before.as_slice())?.strip_suffix(self.after.as_slice())?;
+        let written = data.strip_prefix(self.before.as_bytes())?.strip_suffix(self.after.as_bytes())?;
+        let text = written.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
         if text.iter().any(|byte| matches!(byte, b'"' | b'\\' | ..=0x1f)) {
             return None;
         }
@@ -184,8 +183,6 @@ pub struct StreamFilter {
     expected: usize,
     /// An event without choices, for text that is left when the stream ends.
     frame: Option<Value>,
-    /// One for each choice.
-    patterns: Vec<Pattern>,
     looks: u32,
     is_chat: bool,
     done: bool,
@@ -201,7 +198,6 @@ impl StreamFilter {
             stopped: HashSet::new(),
             expected,
             frame: None,
-            patterns: Vec::new(),
             looks: LOOKS,
             is_chat: true,
             done: false,
@@ -250,15 +246,15 @@ impl StreamFilter {
             self.done = true;
             return Ok(());
         }
-        if event.others.is_empty() && self.repeated(data, out) {
+        if self.repeated(event, data, out) {
             return Ok(());
         }
         let mut root = json::read(data, limits()).map_err(|_refusal| Unreadable)?.root;
         if self.looks > 0 {
             self.looks -= 1;
-            if let Some(pattern) = Pattern::of(&root, data) {
-                self.patterns.retain(|other| other.index != pattern.index);
-                self.patterns.push(pattern);
+            if let Some((index, pattern)) = Pattern::of(&root, data).filter(|(index, _)| !self.stopped.contains(index))
+            {
+                self.choices.entry(index).or_default().pattern = Some(pattern);
             }
         }
         let had_choices = match root.get_mut("choices") {
@@ -288,21 +284,16 @@ impl StreamFilter {
     }
 
     /// Filter an event that differs from one before in its text alone. False, and nothing is changed, if it has to be read.
-    fn repeated(&mut self, data: &[u8], out: &mut Vec<u8>) -> bool {
-        let Some((pattern, text)) =
-            self.patterns.iter().find_map(|pattern| pattern.text(data).map(|text| (pattern, text)))
-        else {
-            return false;
-        };
-        let field = Field::Member(pattern.name);
-        let Some(texts) = self.choices.get_mut(&pattern.index).map(|choice| &mut choice.texts) else {
+    fn repeated(&mut self, event: &Event, data: &[u8], out: &mut Vec<u8>) -> bool {
+        let found = self.choices.values_mut().find_map(|choice| {
+            let pattern = choice.pattern.as_ref()?;
+            Some((pattern, pattern.text(data)?, &mut choice.texts))
+        });
+        let Some((pattern, text, texts)) = found else {
             return false;
         };
         // Where another text is open, or this one was closed, the event does more than to add to it.
-        if texts.len() != 1 {
-            return false;
-        }
-        let Some(filter) = texts.get_mut(&field) else {
+        let (1, Some(filter)) = (texts.len(), texts.get_mut(&Field::Member(pattern.name))) else {
             return false;
         };
         let mut next = filter.clone();
@@ -314,13 +305,10 @@ impl StreamFilter {
         *filter = next;
         self.looks = LOOKS;
         self.is_chat = pattern.is_chat;
-        let mut written = String::with_capacity(passed.len() + 2);
-        json::write_string(&passed, false, &mut written);
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(&pattern.before);
-        out.extend_from_slice(&written.as_bytes()[1..written.len() - 1]);
-        out.extend_from_slice(&pattern.after);
-        out.extend_from_slice(b"\n\n");
+        let mut document = pattern.before.clone();
+        json::write_string(&passed, false, &mut document);
+        document.push_str(&pattern.after);
+        event.write_with(&document, out);
         true
     }
 
@@ -546,7 +534,7 @@ mod tests {
         for text in ["a", " \"b\"", " c", " 敏", "x\n", "d"] {
             filter.push(chunk(0, text, "null").as_bytes(), &mut out).unwrap();
         }
-        let pattern = filter.patterns.first().unwrap();
+        let pattern = filter.choices[&0].pattern.as_ref().unwrap();
         let one = chunk(0, "one", "null");
         assert_eq!(pattern.text(one["data: ".len()..].trim_end().as_bytes()), Some("one"));
         for other in [chunk(1, "one", "null"), chunk(0, "on\"e", "null"), chunk(0, "one", "\"stop\"")] {
