@@ -6,7 +6,8 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ class Site:
     def wait_for_queue(self, length: int) -> None:
         wait_until(lambda: self.edge.metric(QUEUED) == length, f"{length} requests wait")
 
+    def queue_up(
+        self, start: Callable[..., Future[Any]], names: Iterable[str], prompts: Mapping[str, str] | None = None
+    ) -> list[Future[Any]]:
+        """Ask one after the other, each when the one before waits in the queue, which is empty at first."""
+        answers = []
+        for number, name in enumerate(names):
+            answers.append(start(self.ask, name, (prompts or {}).get(name, "x")))
+            self.wait_for_queue(number + 1)
+        return answers
+
     def arrived(self) -> list[str]:
         """Ids of the requests that engines have got, in order for each engine."""
         return [headers["x-request-id"] for each in self.engines.values() for _path, headers, _body in each.requests]
@@ -120,10 +131,7 @@ def test_queue_is_in_the_order_of_what_the_scheduler_says(site: Site) -> None:
     with background() as start:
         first = start(site.ask, "first")
         wait_until(lambda: site.seen_by("a.main") == 1, "the engine is busy")
-        waiting = []
-        for number, name in enumerate(offsets):
-            waiting.append(start(site.ask, name))
-            site.wait_for_queue(number + 1)
+        waiting = site.queue_up(start, offsets)
         site.release()
         assert [answer.result().status for answer in (first, *waiting)] == [200] * 5
     assert site.arrived() == ["first", "soon", "now", "late", "later"]
@@ -138,10 +146,7 @@ def test_without_the_scheduler_short_prompts_go_first_and_nothing_is_lost(site: 
     with background() as start:
         first = start(site.ask, "first")
         wait_until(lambda: site.seen_by("a.main") == 1, "the engine is busy")
-        waiting = []
-        for number, (name, length) in enumerate(prompts.items()):
-            waiting.append(start(site.ask, name, "x" * length))
-            site.wait_for_queue(number + 1)
+        waiting = site.queue_up(start, prompts, {name: "x" * length for name, length in prompts.items()})
         site.release()
         assert [answer.result().status for answer in (first, *waiting)] == [200] * 4
     assert site.arrived() == ["first", "fast", "normal", "slow"]
@@ -184,9 +189,7 @@ def test_full_queue_refuses_at_once(site: Site) -> None:
     with background() as start:
         busy = [start(site.ask, "one"), start(site.ask, "two")]
         wait_until(lambda: len(site.arrived()) == 2, "both engines are busy")
-        for number in range(4):
-            busy.append(start(site.ask, f"waits-{number}"))
-            site.wait_for_queue(number + 1)
+        busy += site.queue_up(start, [f"waits-{number}" for number in range(4)])
         answer = site.ask("over")
         assert (answer.status, answer.headers["retry-after"], answer.error["code"]) == (429, "5", "queue_full")
         site.release()
@@ -222,9 +225,7 @@ def test_maxconn_that_grows_lets_waiting_requests_go_and_one_that_falls_holds_th
     with background() as start:
         answers = [start(site.ask, "one")]
         wait_until(lambda: site.seen_by("a.main") == 1, "the engine is busy")
-        for number in range(3):
-            answers.append(start(site.ask, f"waits-{number}"))
-            site.wait_for_queue(number + 1)
+        answers += site.queue_up(start, [f"waits-{number}" for number in range(3)])
         assert not site.edge.admin(f"set maxconn server {POOL}/a.main 3").strip()
         wait_until(lambda: site.seen_by("a.main") == 3, "two more have gone")
         site.wait_for_queue(1)
@@ -276,9 +277,7 @@ def test_engine_that_is_held_back_takes_what_is_placed_there_and_of_the_queue_wh
     with background() as start:
         answers = [start(site.ask, "at-b")]
         wait_until(lambda: site.seen_by("b.main") == 1, "the other engine is busy")
-        for number in range(4):
-            answers.append(start(site.ask, f"waits-{number}"))
-            site.wait_for_queue(number + 1)
+        answers += site.queue_up(start, [f"waits-{number}" for number in range(4)])
         # Free, and held back: the queue passes it over, whatever its maxconn.
         assert not site.edge.admin(f"set maxconn server {a} 2").strip()
         time.sleep(0.2)
