@@ -144,7 +144,7 @@ def brought_up(checkout: Checkout, prepare: Callable[[Checkout], None] | None = 
         assert document is not None, "the main job wrote no evidence"
         yield Site(checkout, fleet.addresses(checkout), document)
     finally:
-        if not os.environ.get("KEEP_FLEET"):
+        if os.environ.get("KEEP_FLEET") != "1":
             fleet.down(checkout, keep_images=True)
 
 

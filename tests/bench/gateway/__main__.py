@@ -43,7 +43,8 @@ ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 CACHE = ROOT / ".cache" / "bench"
 TOOLS = ROOT / ".cache" / "tools" / "bin"
-SCHEDULER = ROOT / "roles" / "scheduler" / "files"
+# The scheduler's own package, and the collection whose tables it reads.
+SCHEDULER_PATH = f"{ROOT / 'roles' / 'scheduler' / 'files'}:{ROOT / '.cache' / 'collections'}"
 MODEL = "bench"
 KEY = "sk-bench-of-gateways"
 PATH = "/v1/chat/completions"
@@ -254,12 +255,11 @@ class Ringmaster(Gateway):
             # What engines that answer at once cannot be measured by: that they take a prompt in no time.
             "policy": {"prefill_rate": 1_000_000},
         }
-        known = self._known_keys()
-        configuration.write_text(json.dumps({key: value for key, value in wanted.items() if key in known}))
+        configuration.write_text(json.dumps(wanted))
         command = [sys.executable, "-m", "ringmaster_scheduler", "--config", str(configuration)]
         with (
             journal,
-            started(command, folder / "scheduler.log", GATEWAY_CORE, PYTHONPATH=str(SCHEDULER)) as scheduler,
+            started(command, folder / "scheduler.log", GATEWAY_CORE, PYTHONPATH=SCHEDULER_PATH) as scheduler,
             started([self._program, "-db", "-f", str(haproxy)], folder / "log", GATEWAY_CORE) as process,
         ):
             wait_until(
@@ -268,16 +268,6 @@ class Ringmaster(Gateway):
                 PATIENCE,
             )
             yield ports, {"HAProxy": process, "scheduler": scheduler}
-
-    @staticmethod
-    def _known_keys() -> set[str]:
-        """Keys that the scheduler's configuration has."""
-        code = "from ringmaster_scheduler.configuration import Configuration; print(*Configuration._fields)"
-        environment = {**os.environ, "PYTHONPATH": str(SCHEDULER)}
-        fields = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-        )
-        return set(fields.stdout.split())
 
     def decisions(self) -> dict[str, float]:
         try:
