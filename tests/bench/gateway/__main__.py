@@ -232,6 +232,7 @@ class Ringmaster(Gateway):
             edge_dispatch_port=ports + 1,
             edge_metrics_port=ports + 2,
             edge_stats_socket=str(edge_socket),
+            edge_server_state_path=str(folder / "haproxy-servers"),
             edge_api_keys=[{"id": "bench", "key": KEY}],
             edge_requests_per_minute=10**8,
             edge_prompt_tokens_per_minute=10**9,
@@ -251,6 +252,7 @@ class Ringmaster(Gateway):
             "log_address": "127.0.0.1",
             "log_port": ports + 5,
             "haproxy_socket": str(edge_socket),
+            "haproxy_server_state_file": str(folder / "haproxy-servers"),
             "members_file": str(folder / "members.json"),
             # What engines that answer at once cannot be measured by: that they take a prompt in no time.
             "policy": {"prefill_rate": 1_000_000},

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster_scheduler import spop
+from ringmaster_scheduler.haproxy import LOOK, ServerRow, statistics
 from tests.support.ports import port_of, reserve_port
 from tests.unit.edge.rendering import render
 
@@ -332,10 +333,12 @@ class Edge:
         self._directory = directory
         self._journal = Datagrams()
         self._socket = directory / "admin.sock"
+        self.server_state = directory / "haproxy-servers"
         self._patient = scheduler is not None
         self._variables = {
             **{f"edge_{name}_port": self.ports[name] for name in ("public", "dispatch", "metrics")},
             "edge_stats_socket": str(self._socket),
+            "edge_server_state_path": str(self.server_state),
             "edge_address": "127.0.0.1",
             "edge_public_address": "127.0.0.1",
             "edge_api_keys": [{"id": "team-a", "key": CLIENT_KEY}],
@@ -395,6 +398,10 @@ class Edge:
             while part := client.recv(65536):
                 parts.append(part)
         return b"".join(parts).decode()
+
+    def servers(self) -> list[ServerRow]:
+        """What HAProxy shows of its servers."""
+        return statistics(*(self.admin(command) for command in LOOK)).servers
 
     def stop(self) -> None:
         for process in self._processes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ringmaster_scheduler.haproxy import KeptServer, ServerStateFile
 from tests.support.ports import port_of, reserve_port
 from tests.unit.edge.loopback_site import (
     CLIENT_KEY,
@@ -363,6 +364,28 @@ def test_scheduler_that_hangs_costs_one_wait_until_it_is_found_and_none_after(im
         return "after" in [question["id"] for question in site.scheduler.asked]
 
     wait_until(asked, "the scheduler is asked again")
+
+
+def test_reload_and_start_leave_engines_drained_and_light_without_the_scheduler(site: Site) -> None:
+    port = {name: each.port for name, each in site.engines.items()}
+    kept = ServerStateFile(str(site.edge.server_state))
+    kept.save(
+        [
+            KeptServer(POOL, "a.main", port["a.main"], drained=True, weight=100),
+            KeptServer(POOL, "b.main", port["b.main"], drained=False, weight=10),
+            KeptServer(POOL, "gone.main", 1, drained=True, weight=100),
+        ]
+    )
+    site.edge.reload("second")
+    assert [site.ask(f"request-{number}").status for number in range(10)] == [200] * 10
+    assert (site.seen_by("a.main"), site.seen_by("b.main")) == (0, 10)
+    weights = {row.name: row.weight for row in site.edge.servers() if row.backend == POOL}
+    assert weights == {"a.main": 100, "b.main": 10}
+    # What is undrained is undrained over the next reload as well.
+    kept.save([])
+    site.edge.reload("third")
+    assert [site.ask(f"later-{number}").status for number in range(10)] == [200] * 10
+    assert site.seen_by("a.main") > 0
 
 
 def test_reload_ends_open_streams_and_takes_new_requests(site: Site) -> None:

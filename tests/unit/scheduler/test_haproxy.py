@@ -125,7 +125,10 @@ class Linked:
         self.now = asyncio.get_running_loop().time
         for name in names:
             self.core.record_reading(engine(name), Reading(self.now(), 0, 0))
-        self.control = Control(self.core, RuntimeApi(str(self.haproxy.path), 1.0), 0.01, 0.05, "check inter 1s")
+        self.state_file = directory / "haproxy-servers"
+        self.control = Control(
+            self.core, RuntimeApi(str(self.haproxy.path), 1.0), 0.01, 0.05, "check inter 1s", 100, str(self.state_file)
+        )
 
     async def __aenter__(self) -> Linked:
         await self.haproxy.start()
@@ -278,6 +281,49 @@ async def test_haproxy_alone_keeps_an_engine_out_while_there_is_another(
         await linked.until(lambda: all(servers[name].status == "DRAIN" for name in ("a", *others)))
     assert servers["a"].status == expected
     assert servers["b"].status == "UP"
+
+
+def kept_of(linked: Linked) -> list[list[str]]:
+    """Name, state of administration, weight and port of each server that is kept."""
+    lines = linked.state_file.read_text().splitlines()
+    assert lines[0] == "1"
+    assert len(lines[1].removeprefix("# ").split()) == 25
+    fields = [line.split() for line in lines[2:]]
+    assert all(len(each) == 25 for each in fields)
+    return [[each[index] for index in (3, 6, 7, 18)] for each in fields]
+
+
+async def test_drains_and_weights_are_kept_for_the_next_start_of_haproxy(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b", "c", "d") as linked:
+        linked.core.set_drained(["b"])
+        linked.core.set_weight("c", 0.5, linked.now())
+        port = str(engine("b").port)
+        # A server that is down shows nothing of its drain.
+        linked.haproxy.servers["b"].status = "DOWN"
+        linked.haproxy.servers["d"].status = "DOWN"
+        await linked.until(lambda: kept_of(linked) == [["b", "8", "100", port], ["c", "0", "50", port]])
+        linked.haproxy.servers["b"].status = "DRAIN"
+        linked.core.set_drained([])
+        linked.core.set_weight("c", 1.0, linked.now())
+        await linked.until(lambda: kept_of(linked) == [])
+        linked.core.set_drained(["a"])
+        await linked.until(lambda: linked.haproxy.servers["a"].status == "DRAIN")
+    # However soon it ends after that.
+    assert kept_of(linked) == [["a", "8", "100", port]]
+
+
+async def test_state_that_cannot_be_kept_is_said_once_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "haproxy-servers.new").mkdir()
+    async with Linked(tmp_path, "a", "b") as linked:
+        linked.core.set_drained(["b"])
+        await linked.until(lambda: linked.haproxy.servers["b"].status == "DRAIN")
+        await asyncio.sleep(0.2)
+        assert not linked.control.error
+        assert caplog.text.count("drains and weights are not kept for its next start") == 1
+        (tmp_path / "haproxy-servers.new").rmdir()
+        await linked.until(linked.state_file.exists)
 
 
 async def test_configured_maxconn_comes_back_when_the_scheduler_ends(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class Configuration(NamedTuple):
     haproxy_timeout_ms: int = 1000
     maxconn_percent: int = 100
     haproxy_server_options: str = "check inter 1s fastinter 250ms fall 3 rise 2"
+    haproxy_server_state_file: str = ""
     token_file: str = ""
     drained_file: str = ""
     kept_file: str = ""
@@ -80,6 +81,7 @@ _RANGES: Final = {
 _MAY_BE_EMPTY: Final = (
     "haproxy_socket",
     "haproxy_server_options",
+    "haproxy_server_state_file",
     "token_file",
     "drained_file",
     "kept_file",

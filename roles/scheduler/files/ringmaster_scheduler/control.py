@@ -4,7 +4,8 @@
 Two loops. *Caps* follow the core's ``adjust`` within milliseconds, because requests wait for them. The *look* compares
 all else a few times a second with what HAProxy shows of itself, and mends what differs: weights, drained servers,
 servers that are missing or too many. So nothing has to be remembered about what was pushed to which process: after a
-start or reload of HAProxy the next look finds the difference.
+start or reload of HAProxy the next look finds the difference. Until then, or for longer where this daemon is gone,
+HAProxy has the drains and weights of the look before, which it reads from a file.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from ringmaster_scheduler.haproxy import (
     LOOK,
     HaproxyAbsentError,
     HaproxyError,
+    KeptServer,
     RuntimeApi,
     ServerRow,
+    ServerStateFile,
     Statistics,
     pool_name,
     statistics,
@@ -54,6 +57,7 @@ class Control:
         look_interval: float,
         server_options: str,
         maxconn_percent: int = 100,
+        server_state_file: str = "",
     ) -> None:
         self._core = core
         self._api = api
@@ -61,6 +65,7 @@ class Control:
         self._look_interval = look_interval
         self._server_options = server_options
         self._maxconn_percent = maxconn_percent
+        self._server_state = ServerStateFile(server_state_file)
         self._loop = asyncio.get_running_loop()
         self._push_now = asyncio.Event()
         self._urgent: asyncio.TimerHandle | None = None
@@ -95,7 +100,14 @@ class Control:
             drained = [view.engine.name for view in views if view.drained]
             try:
                 out = [view.engine.name for view in views if not view.weight]
-                await release(self._api, [view.engine for view in views], drained, self._maxconn_percent, out)
+                await release(
+                    self._api,
+                    [view.engine for view in views],
+                    drained,
+                    self._maxconn_percent,
+                    out,
+                    self._server_state,
+                )
             except HaproxyError as error:
                 logger.warning("HAProxy keeps the last caps: %s", error)
 
@@ -160,6 +172,7 @@ class Control:
                 self._take(found, begun_at)
                 for commands in self.differences(found.servers):
                     await self._mend(commands)
+                self._keep(found.servers)
             except HaproxyError as error:
                 self._fail(error)
             else:
@@ -185,6 +198,21 @@ class Control:
             {models[backend]: count for backend, count in found.waiting.items() if backend in models},
             begun_at,
         )
+
+    def _keep(self, servers: Sequence[ServerRow]) -> None:
+        """Keep for HAProxy's next start what it was found with. Grants of a moment are not seen in it."""
+        views = {(pool_name(view.engine.model), view.engine.name): view for view in self._views()}
+        kept = []
+        for row in servers:
+            view = views.get((row.backend, row.name))
+            if view is not None:
+                # One that is down does not show that it is drained as well.
+                drained = row.status == "DRAIN" or (row.status == "DOWN" and (view.drained or not view.weight))
+                kept.append(KeptServer(row.backend, row.name, view.engine.port, drained, row.weight))
+        try:
+            self._server_state.save(kept)
+        except OSError as error:
+            self._complain(f"drains and weights are not kept for its next start: {error}")
 
     def differences(self, servers: Sequence[ServerRow]) -> list[list[str]]:
         """Return the commands that mend what differs, those that belong together in one list."""
@@ -310,23 +338,36 @@ async def release(
     drained: Collection[str],
     maxconn_percent: int,
     out: Collection[str] = (),
+    server_state: ServerStateFile | None = None,
 ) -> None:
     """Give HAProxy what it does well with alone: the ``maxconn`` of its configuration, which is so many percent of the
     engine's ``max_num_seqs``, and every engine that is not `drained` by an operator. One that a rule keeps `out` stays
-    drained while its pool has another one: nobody would bring back a pool's last one.
+    drained while its pool has another one: nobody would bring back a pool's last one. Weights stay as they are, now and
+    at HAProxy's next start, as `server_state` keeps it.
 
-    Raises HaproxyError.
+    Raises HaproxyError, also if that cannot be kept.
     """
     left = {engine.model for engine in engines if engine.name not in out and engine.name not in drained}
     info, stat = await api.run(LOOK)
-    # One that is down shows nothing else, and may be drained as well.
-    resting = {(row.backend, row.name) for row in statistics(info, stat).servers if row.status in ("DRAIN", "DOWN")}
+    rows = {(row.backend, row.name): row for row in statistics(info, stat).servers}
     commands = []
+    kept = []
     for engine in engines:
         backend = pool_name(engine.model)
         server = f"{backend}/{word(engine.name)}"
         commands.append(f"set maxconn server {server} {max(1, engine.max_num_seqs * maxconn_percent // 100)}")
-        kept = engine.name in drained or (engine.name in out and engine.model in left)
-        if (backend, engine.name) in resting and not kept:
+        row = rows.get((backend, engine.name))
+        if row is None:
+            continue
+        # One that is down shows nothing else, and may be drained as well.
+        resting = row.status in ("DRAIN", "DOWN")
+        stays = engine.name in drained or (engine.name in out and engine.model in left)
+        if resting and not stays:
             commands.append(f"set server {server} state ready")
+        kept.append(KeptServer(backend, engine.name, engine.port, resting and stays, row.weight))
     await api.run(commands)
+    if server_state is not None:
+        try:
+            server_state.save(kept)
+        except OSError as error:
+            raise HaproxyError(f"drains and weights are not kept for its next start: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import os
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -176,3 +177,59 @@ def statistics(info: str, stat: str) -> Statistics:
         return Statistics(int(known["Pid"]), int(known["Uptime_sec"]), waiting, servers)
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise HaproxyError(f"show stat or show info lacks {error}") from error
+
+
+_STATE_FIELDS: Final = (
+    "be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight"
+    " srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state"
+    " bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl srv_check_port srv_check_addr"
+    " srv_agent_addr srv_agent_port"
+)
+_DRAINED: Final = 8  # SRV_ADMF_FDRAIN
+_CONFIGURED_WEIGHT: Final = 100
+
+
+class KeptServer(NamedTuple):
+    """A server that HAProxy is to start with otherwise than its configuration says."""
+
+    backend: str
+    name: str
+    port: int
+    drained: bool
+    weight: int
+
+
+def server_state(servers: Sequence[KeptServer]) -> str:
+    """Return a server state file, version 1, for those of `servers` that differ from the configuration.
+
+    HAProxy finds servers by their names and passes over those that it does not have. It believes a port (but no
+    address), so the right one has to be given. All are taken for up, as a start takes them: what checks had found is
+    old by then. Source: HAProxy's management guide, "show servers state"; what is believed was seen with 2.6, 3.0 and
+    3.2.
+    """
+    lines = [
+        f"0 {each.backend} 0 {each.name} - 2 {_DRAINED * each.drained} {each.weight} {_CONFIGURED_WEIGHT} 0 1 0 3 6 0 0 0"
+        f" - {each.port} - 0 0 - - 0"
+        for each in servers
+        if each.drained or each.weight != _CONFIGURED_WEIGHT
+    ]
+    return "\n".join(["1", f"# {_STATE_FIELDS}", *lines, ""])
+
+
+class ServerStateFile:
+    """What HAProxy takes over at a start or reload, by ``load-server-state-from-file``; an empty path keeps nothing."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._saved: str | None = None
+
+    def save(self, servers: Sequence[KeptServer]) -> None:
+        """Replace the file in one step, if it is another one than before. Raises OSError."""
+        text = server_state(servers)
+        if not self._path or text == self._saved:
+            return
+        replacement = f"{self._path}.new"
+        with open(replacement, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(replacement, self._path)
+        self._saved = text
