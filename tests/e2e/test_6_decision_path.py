@@ -38,6 +38,13 @@ def scheduler_asks(running_site: Site) -> bool:
     return sample(edge_metrics(running_site), "haproxy_backend_active_servers", proxy="spoe-agents") == 1
 
 
+def reload_haproxy(running_site: Site) -> None:
+    """Reload HAProxy, and wait for its new worker."""
+    before = running_site.on(GATEWAY, "pidof haproxy").split()
+    running_site.on(GATEWAY, "systemctl reload haproxy.service")
+    wait_until(lambda: bool(set(running_site.on(GATEWAY, "pidof haproxy").split()) - set(before)), "a new worker")
+
+
 @pytest.fixture(autouse=True)
 def healthy_site(running_site: Site) -> None:
     """Each test starts, and leaves the next one, with all engines up, nothing in work, and a scheduler asked."""
@@ -114,16 +121,43 @@ def test_reload_of_haproxy_costs_no_request_and_run_time_state_is_pushed_again(r
     marked = f"{POOL}/{ENGINES[0]}.main"
     with background(running_site.load(60, 12, GATEWAY, max_tokens=64)) as outcomes:
         time.sleep(3)
-        before = running_site.on(GATEWAY, "pidof haproxy")
-        running_site.on(GATEWAY, "systemctl reload haproxy.service")
-        wait_until(
-            lambda: bool(set(running_site.on(GATEWAY, "pidof haproxy").split()) - set(before.split())), "a new worker"
-        )
+        reload_haproxy(running_site)
         # The scheduler puts right whatever else is set, in the new process as in the old one.
         admin(running_site, f"set maxconn server {marked} 7")
         wait_until(lambda: pushed()[f"{ENGINES[0]}.main"].split(",")[0] != "7", "the scheduler has set maxconn again")
     assert failures(outcomes) == []
     assert len(outcomes) > 100
+
+
+def test_drained_engine_stays_drained_when_haproxy_is_reloaded_without_a_scheduler(running_site: Site) -> None:
+    """May fail: nothing, and the drained engine gets nothing."""
+    drained = f"{ENGINES[0]}.main"
+
+    def servers() -> dict[str, tuple[str, int]]:
+        """Status of each server, and how many requests its process of HAProxy has sent there."""
+        names, *rows = [line.split(",") for line in admin(running_site, "show stat").splitlines() if "," in line]
+        name, status, total = (names.index(column) for column in ("svname", "status", "stot"))
+        return {row[name]: (row[status], int(row[total])) for row in rows if row[0] == POOL and row[name] != "BACKEND"}
+
+    running_site.on(GATEWAY, f"ringmasterctl drain {drained}")
+    try:
+        wait_until(lambda: servers()[drained][0] == "DRAIN", "HAProxy has drained it")
+        wait_until(
+            lambda: f" {drained} " in running_site.on(GATEWAY, "cat /var/lib/ringmaster-scheduler/haproxy-servers"),
+            "that is kept",
+        )
+        with background(running_site.load(60, 10, GATEWAY, max_tokens=64)) as outcomes:
+            time.sleep(2)
+            running_site.on(GATEWAY, f"systemctl stop {SCHEDULER_UNIT}")
+            reload_haproxy(running_site)
+        found = servers()
+        assert failures(outcomes) == []
+        assert found[drained] == ("DRAIN", 0)
+        assert sum(total for _status, total in found.values()) > 50
+    finally:
+        running_site.on(GATEWAY, f"systemctl start {SCHEDULER_UNIT}")
+        wait_until(lambda: scheduler_asks(running_site), "the scheduler is back")
+        running_site.on(GATEWAY, f"ringmasterctl undrain {drained}")
 
 
 def test_pool_that_is_empty_for_a_while_says_so_and_serves_again(running_site: Site) -> None:
