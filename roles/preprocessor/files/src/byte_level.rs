@@ -6,11 +6,13 @@
 //! is known here, text goes straight from a hand-written matcher of its pattern to bytes to merges: the same ids, some times
 //! faster, in linear time. Everything else takes the crate's way.
 
+use std::sync::Mutex;
+
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 use unicode_normalization_alignments::UnicodeNormalization;
 
-use crate::bpe::Bpe;
+use crate::bpe::{spread, Bpe};
 
 /// The patterns that are known, as they stand in `tokenizer.json`.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -197,6 +199,54 @@ fn cl100k_word(kinds: &Kinds, text: &str, digits: usize) -> usize {
     }
 }
 
+/// Longest word, in bytes, and most ids of one that are remembered: what most words of most languages have.
+const REMEMBERED_BYTES: usize = 16;
+const REMEMBERED_IDS: usize = 3;
+/// Words that are remembered at most; a power of two.
+const REMEMBERED: usize = 8192;
+
+/// Ids of words that were merged of late: a few words make most of any text. A word has one place, from which it drives the one
+/// before it.
+struct Words(Vec<Remembered>);
+
+#[derive(Clone, Copy, Default)]
+struct Remembered {
+    word: Word,
+    ids: [u32; REMEMBERED_IDS],
+    count: usize,
+}
+
+/// The bytes of a word that is not too long: its first and its last eight, which may have some in common, and its length, which is
+/// 0 for no word. (Nothing is copied byte by byte: a call for each word would cost more than all the rest.)
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Word {
+    first: u64,
+    last: u64,
+    length: usize,
+}
+
+impl Word {
+    fn new(text: &str) -> Option<Self> {
+        let bytes = text.as_bytes();
+        let length = bytes.len();
+        let (first, last) = match length {
+            1..=3 => (u64::from(bytes[0]) << 16 | u64::from(bytes[length / 2]) << 8 | u64::from(bytes[length - 1]), 0),
+            4..=7 => {
+                (u32::from_le_bytes(*bytes.first_chunk()?).into(), u32::from_le_bytes(*bytes.last_chunk()?).into())
+            }
+            8..=REMEMBERED_BYTES => {
+                (u64::from_le_bytes(*bytes.first_chunk()?), u64::from_le_bytes(*bytes.last_chunk()?))
+            }
+            _ => return None,
+        };
+        Some(Word { first, last, length })
+    }
+
+    fn place(self) -> usize {
+        spread(self.first ^ spread(self.last ^ self.length as u64) as u64) % REMEMBERED
+    }
+}
+
 /// Text to ids for one tokenizer.
 pub struct ByteLevel {
     pattern: Pattern,
@@ -208,6 +258,8 @@ pub struct ByteLevel {
     normalizes: bool,
     /// Added tokens and their ids. `None` if there are none.
     added: Option<(AhoCorasick, Vec<u32>)>,
+    /// One for each text that is encoded at the same time, so that nobody waits for anybody.
+    words: Mutex<Vec<Words>>,
 }
 
 /// An added token: its text, its id, whether it has to be found in normalised text.
@@ -243,22 +295,32 @@ impl ByteLevel {
             let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(contents).ok()?;
             Some((finder, added.iter().map(|token| token.id).collect()))
         };
-        Some(ByteLevel { pattern, kinds: Kinds::new()?, bytes, characters, normalizes, added })
+        Some(ByteLevel { pattern, kinds: Kinds::new()?, bytes, characters, normalizes, added, words: Mutex::default() })
     }
 
     /// The ids of a text, without tokens around it.
     pub fn encode(&self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
-        let Some((finder, added)) = &self.added else { return self.encode_part(bpe, text, ids) };
+        let mut words = self
+            .words
+            .lock()
+            .ok()
+            .and_then(|mut words| words.pop())
+            .unwrap_or_else(|| Words(vec![Remembered::default(); REMEMBERED]));
         let mut start = 0;
-        for found in finder.find_iter(text) {
-            self.encode_part(bpe, &text[start..found.start()], ids);
-            ids.push(added[found.pattern().as_usize()]);
-            start = found.end();
+        if let Some((finder, added)) = &self.added {
+            for found in finder.find_iter(text) {
+                self.encode_part(bpe, &text[start..found.start()], &mut words, ids);
+                ids.push(added[found.pattern().as_usize()]);
+                start = found.end();
+            }
         }
-        self.encode_part(bpe, &text[start..], ids);
+        self.encode_part(bpe, &text[start..], &mut words, ids);
+        if let Ok(mut all) = self.words.lock() {
+            all.push(words);
+        }
     }
 
-    fn encode_part(&self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
+    fn encode_part(&self, bpe: &Bpe, text: &str, words: &mut Words, ids: &mut Vec<u32>) {
         let normalized;
         let mut rest = if self.normalizes && !text.is_ascii() {
             normalized = text.nfc().map(|(character, _change)| character).collect::<String>();
@@ -268,12 +330,30 @@ impl ByteLevel {
         };
         while !rest.is_empty() {
             let (word, after) = rest.split_at(self.pattern.word(&self.kinds, rest));
-            self.encode_word(bpe, word, ids);
+            self.encode_word(bpe, word, words, ids);
             rest = after;
         }
     }
 
-    fn encode_word(&self, bpe: &Bpe, word: &str, ids: &mut Vec<u32>) {
+    fn encode_word(&self, bpe: &Bpe, text: &str, words: &mut Words, ids: &mut Vec<u32>) {
+        let Some(word) = Word::new(text) else { return self.merge(bpe, text, ids) };
+        let known = &mut words.0[word.place()];
+        if known.word == word {
+            for id in &known.ids[..known.count] {
+                ids.push(*id);
+            }
+            return;
+        }
+        let before = ids.len();
+        self.merge(bpe, text, ids);
+        let merged = &ids[before..];
+        if let Some(kept) = known.ids.get_mut(..merged.len()) {
+            kept.copy_from_slice(merged);
+            (known.word, known.count) = (word, merged.len());
+        }
+    }
+
+    fn merge(&self, bpe: &Bpe, word: &str, ids: &mut Vec<u32>) {
         if bpe.ignores_merges() {
             let spelt: String = word.bytes().map(|byte| self.characters[byte as usize]).collect();
             if let Some(id) = bpe.id(&spelt) {
@@ -374,6 +454,55 @@ mod tests {
         }
     }
 
+    /// A tokenizer of all bytes and a few merges, which has remembered whatever other tests gave it.
+    fn used() -> &'static (ByteLevel, Bpe) {
+        static USED: OnceLock<(ByteLevel, Bpe)> = OnceLock::new();
+        USED.get_or_init(|| {
+            let merges = [("a", "b"), ("Ġ", "a"), ("ab", "ab"), ("1", "1"), ("Ġ", "Ġ"), ("s", "t"), ("Ġa", "b")];
+            let mut tokens: Vec<String> = byte_characters().into_iter().map(String::from).collect();
+            tokens.extend(merges.iter().map(|(left, right)| format!("{left}{right}")));
+            let ids: serde_json::Map<String, Value> =
+                tokens.into_iter().enumerate().map(|(id, token)| (token, id.into())).collect();
+            let lines: Vec<String> = merges.iter().map(|(left, right)| format!("{left} {right}")).collect();
+            let model = serde_json::json!({"vocab": ids, "merges": lines}).to_string();
+            let bpe: Bpe = serde_json::from_str(&model).unwrap();
+            let pre_tokenizer = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false});
+            (ByteLevel::new(&Value::Null, &pre_tokenizer, &bpe, &[], true).unwrap(), bpe)
+        })
+    }
+
+    fn assert_merged_alike(text: &str) {
+        let (level, bpe) = used();
+        let mut expected = Vec::new();
+        for word in words(Pattern::Gpt2, text) {
+            level.merge(bpe, &word, &mut expected);
+        }
+        for _again in 0..2 {
+            let mut ids = Vec::new();
+            level.encode(bpe, text, &mut ids);
+            assert_eq!(ids, expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn words_that_drive_each_other_out_are_merged_alike() {
+        // Twice as many words as there are places.
+        let text: String = (0..2 * REMEMBERED).map(|number| format!(" ab{number}")).collect();
+        assert_merged_alike(&text);
+        assert_merged_alike(&text);
+        assert_eq!(used().0.words.lock().unwrap().iter().map(|words| words.0.len()).max(), Some(REMEMBERED));
+    }
+
+    #[test]
+    fn words_of_every_length_are_merged_alike() {
+        for length in 0..2 * REMEMBERED_BYTES {
+            for word in ["a".repeat(length), "ab".repeat(length), "\0".repeat(length), "1".repeat(length)] {
+                assert_merged_alike(&word);
+                assert_merged_alike(&(word + " x"));
+            }
+        }
+    }
+
     fn text() -> impl Strategy<Value = String> {
         proptest::collection::vec(
             prop_oneof![
@@ -393,6 +522,11 @@ mod tests {
             for (expression, pattern) in patterns() {
                 prop_assert_eq!(words(*pattern, &text), by_expression(expression, &text));
             }
+        }
+
+        #[test]
+        fn remembered_words_are_merged_alike(text in text()) {
+            assert_merged_alike(&text);
         }
     }
 }
