@@ -208,8 +208,8 @@ def server_state(servers: Sequence[KeptServer]) -> str:
     3.2.
     """
     lines = [
-        f"0 {each.backend} 0 {each.name} - 2 {_DRAINED * each.drained} {each.weight} {_CONFIGURED_WEIGHT} 0 1 0 3 6 0 0 0"
-        f" - {each.port} - 0 0 - - 0"
+        f"0 {each.backend} 0 {each.name} - 2 {_DRAINED * each.drained} {each.weight} {_CONFIGURED_WEIGHT}"
+        f" 0 1 0 3 6 0 0 0 - {each.port} - 0 0 - - 0"
         for each in servers
         if each.drained or each.weight != _CONFIGURED_WEIGHT
     ]
