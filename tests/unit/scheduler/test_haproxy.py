@@ -297,19 +297,53 @@ async def test_drains_and_weights_are_kept_for_the_next_start_of_haproxy(tmp_pat
     async with Linked(tmp_path, "a", "b", "c", "d") as linked:
         linked.core.set_drained(["b"])
         linked.core.set_weight("c", 0.5, linked.now())
+        linked.core.set_weight("d", 0.0, linked.now())
         port = str(engine("b").port)
+        expected = [["b", "8", "100", port], ["c", "0", "50", port], ["d", "8", "100", port]]
         # A server that is down shows nothing of its drain.
         linked.haproxy.servers["b"].status = "DOWN"
-        linked.haproxy.servers["d"].status = "DOWN"
-        await linked.until(lambda: kept_of(linked) == [["b", "8", "100", port], ["c", "0", "50", port]])
-        linked.haproxy.servers["b"].status = "DRAIN"
+        await linked.until(lambda: kept_of(linked) == expected)
         linked.core.set_drained([])
-        linked.core.set_weight("c", 1.0, linked.now())
+        for name in ("c", "d"):
+            linked.core.set_weight(name, 1.0, linked.now())
         await linked.until(lambda: kept_of(linked) == [])
         linked.core.set_drained(["a"])
-        await linked.until(lambda: linked.haproxy.servers["a"].status == "DRAIN")
     # However soon it ends after that.
     assert kept_of(linked) == [["a", "8", "100", port]]
+
+
+async def test_drains_that_end_with_the_scheduler_are_not_kept(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b", "c") as linked:
+        servers, core = linked.haproxy.servers, linked.core
+        core.set_weight("c", 0.1, linked.now())
+        await linked.until(lambda: servers["c"].status == "DRAIN")
+        core.record_failure(engine("b"), "hangs", gone=True)
+        await linked.until(lambda: servers["b"].status == "DRAIN")
+        assert kept_of(linked) == [["c", "0", "10", str(engine("c").port)]]
+        # HAProxy is gone before the scheduler ends, as when a gateway is rebooted.
+        await linked.haproxy.stop()
+        await linked.until(lambda: linked.control.absent)
+        core.set_drained(["a"])
+    assert [name for name, drained, *_rest in kept_of(linked) if drained == "8"] == ["a"]
+
+
+async def test_engine_that_is_out_is_not_kept_so_if_it_is_its_pools_last(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        linked.core.set_drained(["a"])
+        linked.core.set_weight("b", 0.0, linked.now())
+        await linked.until(lambda: linked.haproxy.servers["b"].status == "DRAIN")
+        assert kept_of(linked) == [["a", "8", "100", str(engine("a").port)]]
+
+
+async def test_what_is_kept_stays_while_no_member_is_known(tmp_path: Path) -> None:
+    async with Linked(tmp_path, "a", "b") as linked:
+        linked.core.set_drained(["b"])
+        await linked.until(lambda: kept_of(linked) != [])
+        kept = linked.state_file.read_text()
+        linked.core.set_engines([])
+        await asyncio.sleep(0.2)
+        assert linked.state_file.read_text() == kept
+    assert linked.state_file.read_text() == kept
 
 
 async def test_state_that_cannot_be_kept_is_said_once_and_stops_nothing(
@@ -321,7 +355,7 @@ async def test_state_that_cannot_be_kept_is_said_once_and_stops_nothing(
         await linked.until(lambda: linked.haproxy.servers["b"].status == "DRAIN")
         await asyncio.sleep(0.2)
         assert not linked.control.error
-        assert caplog.text.count("drains and weights are not kept for its next start") == 1
+        assert caplog.text.count("drains and weights are not kept") == 1
         (tmp_path / "haproxy-servers.new").rmdir()
         await linked.until(linked.state_file.exists)
 

@@ -5,7 +5,7 @@ Two loops. *Caps* follow the core's ``adjust`` within milliseconds, because requ
 all else a few times a second with what HAProxy shows of itself, and mends what differs: weights, drained servers,
 servers that are missing or too many. So nothing has to be remembered about what was pushed to which process: after a
 start or reload of HAProxy the next look finds the difference. Until then, or for longer where this daemon is gone,
-HAProxy has the drains and weights of the look before, which it reads from a file.
+HAProxy has those drains and weights that it also keeps when this daemon ends; it reads them from a file.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Control:
         self._server_options = server_options
         self._maxconn_percent = maxconn_percent
         self._server_state = ServerStateFile(server_state_file)
+        self._unkept = ""
         self._loop = asyncio.get_running_loop()
         self._push_now = asyncio.Event()
         self._urgent: asyncio.TimerHandle | None = None
@@ -95,19 +96,13 @@ class Control:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._keep()
         if not self.error:
             views = self._views()
             drained = [view.engine.name for view in views if view.drained]
             try:
                 out = [view.engine.name for view in views if not view.weight]
-                await release(
-                    self._api,
-                    [view.engine for view in views],
-                    drained,
-                    self._maxconn_percent,
-                    out,
-                    self._server_state,
-                )
+                await release(self._api, [view.engine for view in views], drained, self._maxconn_percent, out)
             except HaproxyError as error:
                 logger.warning("HAProxy keeps the last caps: %s", error)
 
@@ -166,13 +161,13 @@ class Control:
     async def _keep_looking(self) -> None:
         while not self._stopping:
             begun_at = self._loop.time()
+            self._keep()
             try:
                 info, stat = await self._api.run(LOOK)
                 found = statistics(info, stat)
                 self._take(found, begun_at)
                 for commands in self.differences(found.servers):
                     await self._mend(commands)
-                self._keep(found.servers)
             except HaproxyError as error:
                 self._fail(error)
             else:
@@ -199,20 +194,34 @@ class Control:
             begun_at,
         )
 
-    def _keep(self, servers: Sequence[ServerRow]) -> None:
-        """Keep for HAProxy's next start what it was found with. Grants of a moment are not seen in it."""
-        views = {(pool_name(view.engine.model), view.engine.name): view for view in self._views()}
-        kept = []
-        for row in servers:
-            view = views.get((row.backend, row.name))
-            if view is not None:
-                # One that is down does not show that it is drained as well.
-                drained = row.status == "DRAIN" or (row.status == "DOWN" and (view.drained or not view.weight))
-                kept.append(KeptServer(row.backend, row.name, view.engine.port, drained, row.weight))
+    def _keep(self) -> None:
+        """Keep for HAProxy's next start what may outlive this daemon: weights, and the drains that `release` leaves.
+        An engine that is ill for now, or held back, is drained again by the next look, if there is one."""
+        views = self._views()
+        if not views:
+            return  # the members are not known (yet): what they were is the better guess
+        stays = _staying(
+            [view.engine for view in views],
+            [view.engine.name for view in views if view.drained],
+            [view.engine.name for view in views if not view.weight],
+        )
+        kept = [
+            KeptServer(
+                pool_name(view.engine.model),
+                view.engine.name,
+                view.engine.port,
+                view.engine.name in stays,
+                _percent(view.weight) if view.weight else 100,
+            )
+            for view in views
+        ]
         try:
             self._server_state.save(kept)
+            self._unkept = ""
         except OSError as error:
-            self._complain(f"drains and weights are not kept for its next start: {error}")
+            if str(error) != self._unkept:
+                logger.error("drains and weights are not kept for HAProxy's next start: %s", error)
+            self._unkept = str(error)
 
     def differences(self, servers: Sequence[ServerRow]) -> list[list[str]]:
         """Return the commands that mend what differs, those that belong together in one list."""
@@ -253,7 +262,7 @@ class Control:
                     mends.append([f"set server {server} state drain"])
                 continue
             held_back = view.held_back and len(left.get(backend, ())) >= HOSTS_LEFT
-            weight = max(1, round(100 * view.weight))
+            weight = _percent(view.weight)
             if row.weight != weight and (row.up or row.status == "DRAIN"):
                 mends.append([f"set weight {server} {weight}"])
             # To be ready moves nothing out of the queue; to be told one's maxconn does.
@@ -332,42 +341,41 @@ def _moved(engine: Engine, address: str) -> bool:
     return address != (f"[{known}]:{engine.port}" if known.version == 6 else f"{known}:{engine.port}")
 
 
+def _percent(weight: float) -> int:
+    """A weight as HAProxy has it, never 0."""
+    return max(1, round(100 * weight))
+
+
+def _staying(engines: Sequence[Engine], drained: Collection[str], out: Collection[str]) -> set[str]:
+    """Names of the engines that HAProxy alone is to leave drained: those that an operator has `drained`, and those that
+    a rule keeps `out` while their pool has another one: nobody would bring back a pool's last one."""
+    left = {engine.model for engine in engines if engine.name not in out and engine.name not in drained}
+    return {
+        engine.name for engine in engines if engine.name in drained or (engine.name in out and engine.model in left)
+    }
+
+
 async def release(
     api: RuntimeApi,
     engines: Sequence[Engine],
     drained: Collection[str],
     maxconn_percent: int,
     out: Collection[str] = (),
-    server_state: ServerStateFile | None = None,
 ) -> None:
     """Give HAProxy what it does well with alone: the ``maxconn`` of its configuration, which is so many percent of the
-    engine's ``max_num_seqs``, and every engine that is not `drained` by an operator. One that a rule keeps `out` stays
-    drained while its pool has another one: nobody would bring back a pool's last one. Weights stay as they are, now and
-    at HAProxy's next start, as `server_state` keeps it.
+    engine's ``max_num_seqs``, and every engine but those that stay drained, see `_staying`.
 
-    Raises HaproxyError, also if that cannot be kept.
+    Raises HaproxyError.
     """
-    left = {engine.model for engine in engines if engine.name not in out and engine.name not in drained}
+    stays = _staying(engines, drained, out)
     info, stat = await api.run(LOOK)
-    rows = {(row.backend, row.name): row for row in statistics(info, stat).servers}
+    # One that is down shows nothing else, and may be drained as well.
+    resting = {(row.backend, row.name) for row in statistics(info, stat).servers if row.status in ("DRAIN", "DOWN")}
     commands = []
-    kept = []
     for engine in engines:
         backend = pool_name(engine.model)
         server = f"{backend}/{word(engine.name)}"
         commands.append(f"set maxconn server {server} {max(1, engine.max_num_seqs * maxconn_percent // 100)}")
-        row = rows.get((backend, engine.name))
-        if row is None:
-            continue
-        # One that is down shows nothing else, and may be drained as well.
-        resting = row.status in ("DRAIN", "DOWN")
-        stays = engine.name in drained or (engine.name in out and engine.model in left)
-        if resting and not stays:
+        if (backend, engine.name) in resting and engine.name not in stays:
             commands.append(f"set server {server} state ready")
-        kept.append(KeptServer(backend, engine.name, engine.port, resting and stays, row.weight))
     await api.run(commands)
-    if server_state is not None:
-        try:
-            server_state.save(kept)
-        except OSError as error:
-            raise HaproxyError(f"drains and weights are not kept for its next start: {error}") from error

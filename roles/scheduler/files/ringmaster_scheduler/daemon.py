@@ -22,7 +22,7 @@ from ringmaster_scheduler.domain import Decision, Ended, Health, Request
 from ringmaster_scheduler.drained import DrainedFile
 from ringmaster_scheduler.engines import EngineReader
 from ringmaster_scheduler.explanations import Explanations
-from ringmaster_scheduler.haproxy import HaproxyError, RuntimeApi, ServerStateFile
+from ringmaster_scheduler.haproxy import HaproxyError, RuntimeApi
 from ringmaster_scheduler.health import HealthBook
 from ringmaster_scheduler.http_api import HttpApi, Source
 from ringmaster_scheduler.kept import KeptFile
@@ -390,8 +390,7 @@ async def release_haproxy(configuration: Configuration) -> str | None:
     try:
         drained = DrainedFile(configuration.drained_file).load() | members.maintained
         out = KeptFile(configuration.kept_file).load()[1]
-        server_state = ServerStateFile(configuration.haproxy_server_state_file)
-        await release(api, members.engines, drained, configuration.maxconn_percent, out, server_state)
+        await release(api, members.engines, drained, configuration.maxconn_percent, out)
     except HaproxyError as error:
         return str(error)
     return None

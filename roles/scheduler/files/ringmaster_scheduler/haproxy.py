@@ -203,9 +203,9 @@ def server_state(servers: Sequence[KeptServer]) -> str:
     """Return a server state file, version 1, for those of `servers` that differ from the configuration.
 
     HAProxy finds servers by their names and passes over those that it does not have. It believes a port (but no
-    address), so the right one has to be given. All are taken for up, as a start takes them: what checks had found is
-    old by then. Source: HAProxy's management guide, "show servers state"; what is believed was seen with 2.6, 3.0 and
-    3.2.
+    address), so the right one has to be given. All are taken for up, for what checks had found is old by then; one that
+    is not is down after as many failed checks as in service, where a start without this file asks for one only. Source:
+    HAProxy's management guide, "show servers state"; what is believed was seen with 2.6, 3.0 and 3.2.
     """
     lines = [
         f"0 {each.backend} 0 {each.name} - 2 {_DRAINED * each.drained} {each.weight} {_CONFIGURED_WEIGHT}"
@@ -231,5 +231,7 @@ class ServerStateFile:
         replacement = f"{self._path}.new"
         with open(replacement, "w", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(replacement, self._path)
         self._saved = text
