@@ -42,10 +42,6 @@ use crate::server::{listen, Server, Side};
 use crate::state::{Current, Look, State};
 use crate::upstream::Gateways;
 
-// The C library's own maps and unmaps memory with each request, which took a sixth of a busy core's time.
-#[global_allocator]
-static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
-
 const USAGE: &str = "usage: ringmaster-preprocessor --config FILE            serve
        ringmaster-preprocessor --check FILE             read the configuration and all it names, and end
        ringmaster-preprocessor --selftest DIR [COUNT]   print the fingerprint of a model's tokenizer and chat template
