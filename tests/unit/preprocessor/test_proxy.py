@@ -379,6 +379,39 @@ def test_a_drain_lets_streams_end(start: Callable[..., Proxy], gateway: Gateway)
         proxy.ask("GET", "/healthz")
 
 
+def request_lines(proxy: Proxy) -> list[dict[str, Any]]:
+    """What was logged of requests for answers."""
+    lines = [json.loads(line) for line in proxy.log().splitlines()]
+    return [line for line in lines if line["event"] == "request" and line["path"].startswith("/v1/chat")]
+
+
+def test_a_stream_that_the_client_leaves_is_not_logged_as_complete(
+    start: Callable[..., Proxy], gateway: Gateway
+) -> None:
+    proxy = start()
+    gateway.say("whole")
+    assert [piece for _time, piece in proxy.stream()]
+    wait_until(lambda: [line["complete"] for line in request_lines(proxy)] == [True])
+    gateway.events, gateway.pause = [chunk("more ")] * 1000, 0.02
+    stream = proxy.stream()
+    next(stream)
+    stream.close()
+    wait_until(lambda: [line["complete"] for line in request_lines(proxy)] == [True, False])
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_streams_that_a_drain_cuts_have_their_lines(start: Callable[..., Proxy], gateway: Gateway, count: int) -> None:
+    proxy = start(limits={"drain_notice_seconds": 0, "drain_seconds": 0.5})
+    gateway.events, gateway.pause = [chunk("more ")] * 1000, 0.02
+    streams = [proxy.stream() for _unused in range(count)]
+    for stream in streams:
+        next(stream)
+    proxy.terminate()
+    assert proxy.process.wait(timeout=10) == 0
+    assert [line["complete"] for line in request_lines(proxy)] == [False] * count
+    assert json.loads(proxy.log().splitlines()[-count - 1])["event"] == "stopped"
+
+
 def test_nothing_of_a_request_or_an_answer_is_logged(start: Callable[..., Proxy], gateway: Gateway) -> None:
     proxy = start()
     gateway.answer["choices"][0]["message"]["content"] = "answer-text"

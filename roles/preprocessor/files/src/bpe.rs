@@ -125,8 +125,8 @@ impl Merges {
     }
 }
 
-/// Spread the bits of a number over a table's index. The tables are filled once, from the model's own file, so that nobody can fill
-/// them with what collides.
+/// Spread the bits of a number over a table's index. The tables here are filled once, from the model's own file, so that nobody can
+/// fill them with what collides.
 pub fn spread(number: u64) -> usize {
     let product = u128::from(number ^ 0x9E37_79B9_7F4A_7C15) * 0xD6E8_FEB8_6659_FD93;
     (product as u64 ^ (product >> 64) as u64) as usize

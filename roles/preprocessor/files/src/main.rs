@@ -102,7 +102,11 @@ fn serve(path: &Path) -> Result<(), String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     runtime.max_blocking_threads(cores).enable_io().enable_time();
     let runtime = runtime.build().map_err(|error| format!("runtime: {error}"))?;
-    runtime.block_on(run(path.to_owned(), state, started))
+    let ended = runtime.block_on(run(path.to_owned(), state, started));
+    // Requests that are cut now have their lines, too. The log's thread writes what it has; nothing else is left to do.
+    drop(runtime);
+    std::thread::sleep(Duration::from_millis(50));
+    ended
 }
 
 async fn run(path: PathBuf, state: State, started: Instant) -> Result<(), String> {
@@ -148,8 +152,6 @@ async fn run(path: PathBuf, state: State, started: Instant) -> Result<(), String
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     log.event("stopped", [("connections", Value::Integer(metrics.connections.get()))]);
-    // The log's thread writes what it has; nothing else is left to do.
-    tokio::time::sleep(Duration::from_millis(50)).await;
     Ok(())
 }
 

@@ -179,7 +179,11 @@ impl Server {
         }
         match response.body_mut() {
             Answer::Whole(body) => record.bytes_out = body.as_ref().map_or(0, |body| body.len() as u64),
-            Answer::Stream(stream) => stream.record = Some(record),
+            Answer::Stream(stream) => {
+                // Until its end was passed on: the client may leave, or the time of a drain be over.
+                record.is_cut = true;
+                stream.record = Some(record);
+            }
         }
         response
     }
@@ -671,9 +675,6 @@ impl Stream {
     fn cut(&mut self, why: &'static str) -> StreamError {
         self.incoming = None;
         self.lease = None;
-        if let Some(record) = &mut self.record {
-            record.is_cut = true;
-        }
         StreamError::other(why)
     }
 
@@ -719,6 +720,7 @@ impl Stream {
         };
         if let Some(record) = &mut self.record {
             record.bytes_out += bytes.len() as u64;
+            record.is_cut = !last;
         }
         Ok(bytes)
     }
