@@ -374,6 +374,12 @@ mod tests {
         assert_eq!(tools(&value(r#"{"tools":[]}"#)), None);
     }
 
+    /// An object as the reader gives it, which refuses one with two members of the same name: the last of them is taken.
+    fn object(members: Vec<(&'static str, Value)>) -> Value {
+        let members: std::collections::BTreeMap<_, _> = members.into_iter().collect();
+        Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
     /// A message, or something like it: members that are read, with any value or one of the right kind.
     fn any_message() -> impl Strategy<Value = Value> {
         let text = |texts: &'static [&'static str]| {
@@ -386,7 +392,7 @@ mod tests {
             ),
             0..4,
         )
-        .prop_map(|members| Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
+        .prop_map(object);
         let call = (any_value(), any_value(), any::<String>()).prop_map(|(id, other, arguments)| {
             let function = Value::Object(vec![("arguments".into(), Value::String(arguments)), ("name".into(), other)]);
             Value::Object(vec![("id".into(), id), ("function".into(), function)])
@@ -401,9 +407,7 @@ mod tests {
                 proptest::collection::vec(prop_oneof![part, call], 0..4).prop_map(Value::Array),
             ],
         );
-        proptest::collection::vec(member, 0..6).prop_map(|members| {
-            Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
-        })
+        proptest::collection::vec(member, 0..6).prop_map(object)
     }
 
     proptest! {
