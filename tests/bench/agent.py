@@ -4,8 +4,8 @@
 Usage: python -m tests.bench.agent [--seconds S] [--streams N]
 
 The agent and the process that reads the hardware run as in service, pinned to one core, on a simulated host with eight
-A100, their NVLinks, six NVSwitches and eight RoCE ports. What a busy host changes, changes here: power, temperature,
-clocks and counters of every card and port, each second. A stand-in engine under a steady load is read five times a
+A100, their NVLinks, six NVSwitches and eight RoCE ports. Power and temperature of every card change each second, other
+readings and the ports' counters do not. A stand-in engine under a steady load is read five times a
 second, and a scheduler's connection takes the stream. What counts is the processor time of both processes, as the
 kernel has it, and their proportional share of memory (PSS). A journal with the kernel's lines is not there: what
 journalctl costs, which waits for such lines, is left out.

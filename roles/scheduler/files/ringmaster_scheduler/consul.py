@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
 import re
 import ssl
@@ -26,6 +25,7 @@ import aiohttp
 from ringmaster_scheduler import members
 from ringmaster_scheduler.domain import Agent, Engine
 from ringmaster_scheduler.members import MembersError, MembersFile
+from ringmaster_scheduler.replacing import replace
 
 # Each instance comes with its node and its checks, about 2 KiB; a site of 10,000 engines needs about 20 MiB.
 _LARGEST_ANSWER: Final = 64 * 1024 * 1024
@@ -350,13 +350,8 @@ class ConsulMembers:
         """Keep a document over a restart. What can't be written is not kept: only without Consul is it needed."""
         if not self._settings.kept_file or document == self._kept:
             return
-        replacement = f"{self._settings.kept_file}.new"
         try:
-            with open(replacement, "wb") as file:
-                file.write(document)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(replacement, self._settings.kept_file)
+            replace(self._settings.kept_file, document)
         except OSError as error:
             logger.error("members are not kept over a restart: %s: %s", self._settings.kept_file, error.strerror)
             return

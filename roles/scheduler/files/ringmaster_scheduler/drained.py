@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-import os
+
+from ringmaster_scheduler.replacing import replace
 
 
 class DrainedFile:
@@ -37,9 +38,4 @@ class DrainedFile:
         """Replace the names in one step. Raises OSError."""
         if not self._path:
             return
-        replacement = f"{self._path}.new"
-        with open(replacement, "w", encoding="utf-8") as file:
-            json.dump(sorted(names), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(replacement, self._path)
+        replace(self._path, json.dumps(sorted(names)).encode())

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import os
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from ringmaster_scheduler.replacing import replace
 
 # A batch has to fit into HAProxy's buffer, 16 kB by default.
 _LONGEST_BATCH: Final = 8192
@@ -228,10 +229,5 @@ class ServerStateFile:
         text = server_state(servers)
         if not self._path or text == self._saved:
             return
-        replacement = f"{self._path}.new"
-        with open(replacement, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(replacement, self._path)
+        replace(self._path, text.encode())
         self._saved = text

@@ -8,9 +8,10 @@ left alone, would be told to.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any, Final
+
+from ringmaster_scheduler.replacing import replace
 
 _KEYS: Final = ("kind", "scope", "rule", "subject", "text")
 
@@ -48,13 +49,8 @@ class KeptFile:
         present = [{key: value for key, value in entry.items() if key != "text"} for entry in rules], sorted(out)
         if not self._path or present == self._saved:
             return
-        replacement = f"{self._path}.new"
         try:
-            with open(replacement, "w", encoding="utf-8") as file:
-                json.dump({"rules": list(rules), "out": sorted(out)}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(replacement, self._path)
+            replace(self._path, json.dumps({"rules": list(rules), "out": sorted(out)}).encode())
         except OSError as error:
             self.error = f"{self._path}: {error.strerror}"
             return
