@@ -4,9 +4,10 @@
 """What an operation of the driver stack changed, change after change, and the package files to go back with.
 
 One folder an operation: ``generations.json``, written in one step before a change begins, and ``files/`` with the
-package files. A generation is a set of packages that was left: name, version before, version after. It is ``open``
-while its change runs, ``applied`` once the packages are there, ``confirmed`` once the host came back healthy. One that
-is open when a run begins was cut: it goes on, for what it has as "before" is still what was there before.
+package files; beside the folders, what all operations share: the keys that the package manager trusts because of them
+(``trusted_keys.json``). A generation is a set of packages that was left: name, version before, version after. It is
+``open`` while its change runs, ``applied`` once the packages are there, ``confirmed`` once the host came back healthy.
+One that is open when a run begins was cut: it goes on, for what it has as "before" is still what was there before.
 Nothing here imports Ansible.
 """
 
@@ -63,6 +64,7 @@ class Generations:
         self.directory = os.path.join(directory, operation)
         self.files = os.path.join(self.directory, "files")
         self.document = os.path.join(self.directory, "generations.json")
+        self._keys = os.path.join(directory, "trusted_keys.json")
         self.generations = self._load()
 
     def _load(self) -> list[Generation]:
@@ -82,6 +84,47 @@ class Generations:
                 f"Expected a record of changes in {self.document}. Found {error}. "
                 "To do: bring the file back from a backup, or move it away (the way back is then lost)."
             ) from error
+
+    def brought_keys(self) -> set[str]:
+        """Names of the keys that the package manager has learnt to trust by changes of any operation.
+
+        Raises GenerationsError for a note that can't be read.
+        """
+        return set(self._key_note()["brought"])
+
+    def expect_keys(self, trusted: Iterable[str]) -> None:
+        """Write down what the package manager trusts before a change. Raises OSError, GenerationsError."""
+        fresh = not os.path.exists(self.document) and not self.others()
+        # Without any record a note is one that a killed run has left.
+        note = {"brought": [], "before": None} if fresh else self._key_note()
+        if note["before"] is None:
+            self._write_key_note(note["brought"], sorted(trusted))
+
+    def note_keys(self, trusted: Iterable[str]) -> None:
+        """Write down what it trusts since then. Raises OSError, GenerationsError."""
+        note = self._key_note()
+        if note["before"] is not None:
+            self._write_key_note(sorted({*note["brought"], *(set(trusted) - set(note["before"]))}), None)
+
+    def _key_note(self) -> dict[str, Any]:
+        try:
+            with open(self._keys, encoding="utf-8") as file:
+                note = json.load(file)
+            for names in (note["brought"], note["before"] or []):
+                if not all(isinstance(name, str) for name in names):
+                    raise ValueError(f"{names!r}")
+            return {"brought": list(note["brought"]), "before": note["before"]}
+        except FileNotFoundError:
+            return {"brought": [], "before": None}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GenerationsError(
+                f"Expected names of keys in {self._keys}. Found {error!r}. "
+                "To do: remove the file; the package manager then goes on trusting keys that came with earlier changes."
+            ) from error
+
+    def _write_key_note(self, brought: list[str], before: list[str] | None) -> None:
+        os.makedirs(self.base, mode=0o755, exist_ok=True)
+        durable.replace(self._keys, json.dumps({"brought": brought, "before": before}) + "\n", 0o600)
 
     @property
     def last(self) -> Generation | None:
@@ -143,6 +186,9 @@ class Generations:
 
     def remove(self) -> None:
         """Remove record and files, and the folder of all operations once it is empty. Raises OSError."""
+        if not self.others():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._keys)
         if os.path.isdir(self.directory):
             shutil.rmtree(self.directory)
         with contextlib.suppress(OSError):

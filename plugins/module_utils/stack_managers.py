@@ -311,6 +311,13 @@ class Apt(_PackageFiles):
                 return answer
             time.sleep(2)
 
+    def trusted_keys(self) -> set[str]:
+        """None: a source names the file of its key, and there is no other place where a key stays."""
+        return set()
+
+    def distrust(self, keys: Collection[str]) -> None:
+        """Nothing, see :meth:`trusted_keys`."""
+
 
 class Dnf(_PackageFiles):
     """dnf 4 and rpm. `scratch` is an empty folder for the trial."""
@@ -447,6 +454,29 @@ class Dnf(_PackageFiles):
 
     def hold(self, names: Sequence[str], wanted: bool = True) -> None:
         """The version lock's file, which is one of the settings, is all there is to a hold."""
+
+    def trusted_keys(self) -> set[str]:
+        """Names of the keys that rpm trusts: dnf gives it a repository's with the first package from there. Raises
+        ManagerError."""
+        answer = self.runner.run(["rpm", "-qa", "gpg-pubkey"], QUERY_TIMEOUT)
+        if not answer.ok:
+            raise ManagerError(said(answer))
+        return set(answer.output.split())
+
+    def distrust(self, keys: Collection[str]) -> None:
+        """Take keys from rpm, but those that have signed a package which is still there. Raises ManagerError."""
+        signatures = self.runner.run(
+            ["rpm", "-qa", "--qf", r"%{RSAHEADER:pgpsig} %{DSAHEADER:pgpsig}\n"], QUERY_TIMEOUT
+        )
+        if not signatures.ok:
+            raise ManagerError(said(signatures))
+        # rpm calls a key by the last half of its id, and the time when it was made.
+        signers = {key[-8:].lower() for key in re.findall(r"Key ID ([0-9a-fA-F]{8,})", signatures.output)}
+        unused = sorted(name for name in keys if name.split("-")[2:3] and name.split("-")[2] not in signers)
+        if unused:
+            answer = self.runner.run(["rpm", "--erase", *unused], TRANSACTION_TIMEOUT)
+            if not answer.ok:
+                raise ManagerError(said(answer))
 
     def _has_version_lock(self) -> bool:
         answer = self.runner.run(["dnf", "versionlock", "--help"], QUERY_TIMEOUT)

@@ -58,6 +58,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.stack_version
 
 GRUB_MENU = "/boot/grub/grub.cfg"
 GRUB_DEFAULT = "/etc/default/grub.d/ringmaster-kernel.cfg"
+_DEFAULT_KERNEL = ("grubby", "--default-kernel")
 GRUB_TIMEOUT = 300.0  # seconds; it looks for other systems on all disks
 KEY_TIMEOUT = 60.0  # seconds
 LARGEST_KEY = 1 << 20  # bytes
@@ -175,12 +176,17 @@ class Step:
         pins: Mapping[str, list[str]],
         held: Collection[str],
     ) -> None:
+        try:
+            self.generations.expect_keys(tool.trusted_keys())
+        except OSError as error:
+            raise StepError("a note of what is there now", f"{error}", "free some room. Nothing was changed") from error
         generation = self._note(step, held)
         installed: Mapping[str, Collection[str]] = {}
         try:
             stale = [path for path in self._source_paths() if path not in files]
             self._write({**files, **self._hold_files(pins), **dict.fromkeys(stale)})
             answer = tool.install(tool.words(self.wanted, {}), (), (), self.generations.files)
+            self.generations.note_keys(tool.trusted_keys())
             if not answer.ok:
                 raise ManagerError(self._why(answer))
             installed, _held = tool.installed()
@@ -264,6 +270,7 @@ class Step:
 
     def _restore(self, tool: Manager, first: bool) -> None:
         chosen = self.generations.generations[0 if first else -1]
+        boots = self._default_kernel()
         installed, held = tool.installed()
         back = self.generations.target(first)
         lost = [e for e in back if e.before and e.before not in installed.get(e.name, ()) and not self._kept(e)]
@@ -308,6 +315,7 @@ class Step:
                 )
         if GRUB_DEFAULT in self.outcome.files:
             self._update_grub()
+        self._boot_former(chosen, boots)
         now, held_now = tool.installed()
         tool.hold([name for name in held_now if name in mine and name not in chosen.held], wanted=False)
         tool.hold([name for name in chosen.held if name in now])
@@ -316,8 +324,21 @@ class Step:
             self.generations.save()
         else:
             if not self.generations.others():
+                self._distrust(tool)
                 self._write(dict.fromkeys(self._source_paths()))
             self.generations.remove()
+
+    def _distrust(self, tool: Manager) -> None:
+        """Let the package manager trust only the keys that it would without the operations. What is in the way of that
+        is no reason to keep the record: the packages are gone."""
+        try:
+            trusted = tool.trusted_keys()
+            self.generations.note_keys(trusted)  # of a change that was cut
+            brought = self.generations.brought_keys() & trusted
+            if brought:
+                tool.distrust(brought)
+        except (ManagerError, GenerationsError, OSError) as error:
+            self.outcome.warnings.append(f"keys of the repositories may still be trusted: {error}")
 
     def _removable(self, tool: Manager, replaced: list[Entry], brought: list[Entry]) -> list[str]:
         """Names to remove: all that came, or the step's own alone where something else needs what came along."""
@@ -445,7 +466,10 @@ class Step:
                 "loaded": loaded["version"],
                 "cards": None if cards is None else len(cards),
                 "boot": self.tree.boot_id(),
+                "default_kernel": self._default_kernel(),
             }
+        if self.options.operation == "kernel" and self.family == "RedHat":
+            generation.facts["wanted_kernel"] = f"/boot/vmlinuz-{self.profile['kernel']['release']}"
         try:
             self.generations.save()
         except OSError as error:
@@ -476,6 +500,7 @@ class Step:
             generation = self.generations.begin(self.profile["name"])
             generation.held = sorted(name for name in held if name in self.wanted)
             generation.settings = {path: self.tree.raw(path) for path in self._setting_paths()}
+            generation.facts = {"default_kernel": self._default_kernel()}
             generation.state = CONFIRMED
             last = generation
         if open_:
@@ -678,14 +703,40 @@ class Step:
 
     def _boot_with_grubby(self, release: str) -> None:
         image = f"/boot/vmlinuz-{release}"
-        answer = self.runner.run(["grubby", "--default-kernel"])
+        answer = self.runner.run(_DEFAULT_KERNEL)
         if not answer.ok or answer.output.strip() == image:
             self.outcome.warnings += [] if answer.ok else [f"which kernel boots is not known: {answer.complaint}"]
             return
         self.outcome.changed = True
         if not self.options.check_mode:
-            answer = self.runner.run(["grubby", f"--set-default={image}"])
-            self.outcome.warnings += [] if answer.ok else [f"grubby --set-default: {answer.complaint}"]
+            if self.generations.last:
+                self.generations.last.facts["wanted_kernel"] = image
+                self.generations.save()
+            self._set_default_kernel(image)
+
+    def _set_default_kernel(self, image: str) -> None:
+        answer = self.runner.run(["grubby", f"--set-default={image}"])
+        self.outcome.warnings += [] if answer.ok else [f"grubby --set-default: {answer.complaint}"]
+
+    def _default_kernel(self) -> str | None:
+        """The kernel that the EL family boots, where this step may change that; Debian's is among the settings."""
+        if self.family != "RedHat" or self.options.operation != "kernel":
+            return None
+        answer = self.runner.run(_DEFAULT_KERNEL)
+        return answer.output.strip() or None if answer.ok else None
+
+    def _boot_former(self, former: Generation, boots: str | None) -> None:
+        """Let the kernel boot again that did, if it is still there. `boots`: what booted before the packages changed;
+        if that is neither the step's choice nor gone, somebody has made another one since."""
+        image, last = former.facts.get("default_kernel"), self.generations.last
+        ours = last.facts.get("wanted_kernel") if last else None
+        if not image or not self._is_there(image) or (boots and boots != ours and self._is_there(boots)):
+            return
+        if self._default_kernel() != image:
+            self._set_default_kernel(image)
+
+    def _is_there(self, path: str) -> bool:
+        return os.path.exists(self.tree.locate(path))
 
     # -- what came of it
 

@@ -135,8 +135,9 @@ generation:
   description:
     - The last change of the operation, with C(number), C(state) (V(open) if it was cut, V(applied) until the host is
       known to be healthy, V(confirmed)), C(profile), C(entries) (packages with C(before), C(after) and the C(file) to
-      go back with), C(held), and C(facts) (C(loaded) driver, number of C(cards) and id of the C(boot) before). V(null)
-      if there was none.
+      go back with), C(held), and C(facts) (C(loaded) driver, number of C(cards) and id of the C(boot) before; of the
+      kernel on the EL family also C(default_kernel), the image that booted before, and C(wanted_kernel), the one that
+      is to). V(null) if there was none.
   type: dict
   returned: success
   sample:

@@ -50,6 +50,31 @@ def test_version_lock_comes_along_where_dnf_has_none(tmp_path: Path) -> None:
     assert Dnf(runner, str(tmp_path), False).words({}, {}) == ["python3-dnf-plugin-versionlock"]
 
 
+SIGNATURES = """RSA/SHA256, Fri 10 May 2024 12:03:04 PM UTC, Key ID 8A3872BF3228467C (none)
+(none) (none)
+"""
+
+
+def test_keys_that_signed_nothing_any_more_are_taken_from_rpm(tmp_path: Path) -> None:
+    keys = ["gpg-pubkey-3228467c-6147ad9a", "gpg-pubkey-d42d0685-62589a51"]
+    runner = Recorder({"gpg-pubkey": Answer(0, "\n".join(keys)), "--qf": Answer(0, SIGNATURES)})
+    dnf = Dnf(runner, str(tmp_path), False)
+    assert dnf.trusted_keys() == set(keys)
+    dnf.distrust(keys)
+    assert runner.asked[-1] == ["rpm", "--erase", keys[1]]
+    runner.asked.clear()
+    dnf.distrust(keys[:1])
+    assert ["rpm", "--erase"] not in [words[:2] for words in runner.asked]
+    assert Apt(Recorder({}), str(tmp_path), False).trusted_keys() == set()
+
+
+@pytest.mark.parametrize("fails", ["--qf", "--erase"])
+def test_key_that_rpm_does_not_give_up_is_said(tmp_path: Path, fails: str) -> None:
+    runner = Recorder({fails: Answer(1, complaint="error: can't create transaction lock")})
+    with pytest.raises(ManagerError, match="transaction lock"):
+        Dnf(runner, str(tmp_path), False).distrust({"gpg-pubkey-1-2"})
+
+
 def test_sources_of_the_host_alone_tell_where_its_archive_is(tmp_path: Path) -> None:
     rows = (
         "http://a.example.org/debian/|bookworm|main|$(SIGNED_BY)|/etc/apt/sources.list:1\n"

@@ -34,12 +34,17 @@ class Machine(CommandRunner):
     """Commands of a host whose module on disk is `module`."""
 
     module = ""
+    default_kernel = ""
 
     def run(self, command: Sequence[str], timeout: float = 20.0) -> Answer:
         if command[0] == "modinfo" and self.module:
             return Answer(0, f"version: {self.module}\nlicense: Dual MIT/GPL\n")
         if command[0] == "update-grub":
             return Answer(0)
+        if command[0] == "grubby":
+            name, _equals, image = command[1].partition("=")
+            self.default_kernel = image if name == "--set-default" else self.default_kernel
+            return Answer(0, f"{self.default_kernel}\n")
         return Answer(None, complaint=f"not found: {command[0]}")
 
 
@@ -58,6 +63,8 @@ class Packages:
         self.cut = False
         self.calls: list[str] = []
         self.foreign: tuple[str, ...] = ()
+        self.keys: set[str] = set()
+        self.stubborn = ""
 
     def __call__(self, _runner: Any, scratch: str, offline: bool, _lock: int) -> Packages:
         assert os.path.isdir(scratch)
@@ -118,6 +125,7 @@ class Packages:
 
     def install(self, words: Sequence[str], removed: Sequence[str], files: Sequence[str], _folder: str) -> Answer:
         self.calls.append("install")
+        self.keys |= {Path(path).name for path in self.staged if "/keyrings/" in path} if words else set()
         if self.cut and words:
             self.cut = False
             name, _equals, version = words[0].partition("=")
@@ -145,6 +153,14 @@ class Packages:
 
     def prepare_removal(self, _names: Any, _release: str | None) -> None:
         return None
+
+    def trusted_keys(self) -> set[str]:
+        return set(self.keys)
+
+    def distrust(self, keys: set[str]) -> None:
+        if self.stubborn:
+            raise ManagerError(self.stubborn)
+        self.keys -= keys
 
     def hold(self, names: Sequence[str], wanted: bool = True) -> None:
         self.holds = self.holds | set(names) if wanted else self.holds - set(names)
@@ -433,3 +449,101 @@ def test_rollback_of_one_operation_leaves_the_repositories_to_the_others(world: 
     assert world.read("/etc/apt/sources.list.d/ringmaster-test.sources") is not None
     world.step(None, "kernel").restored(first=True)
     assert world.read("/etc/apt/sources.list.d/ringmaster-test.sources") is None
+
+
+@pytest.mark.parametrize("order", [("driver", "kernel"), ("kernel", "driver")])
+def test_last_rollback_takes_the_keys_that_came_from_the_package_manager(world: World, order: tuple[str, str]) -> None:
+    world.packages.keys = {"somebody's"}
+    world.step(NEW, "kernel").present()
+    world.present(NEW)
+    world.packages.keys.add("added meanwhile")
+    world.present(OLD)
+    (world.root / "etc/apt/keyrings/ringmaster-test.asc").unlink()  # the key is another one by now, or has another name
+    world.step(None, order[0]).restored(first=True)
+    assert world.packages.keys == {"somebody's", "added meanwhile", "ringmaster-test.asc"}
+    world.step(None, order[1]).restored(first=True)
+    assert world.packages.keys == {"somebody's", "added meanwhile"}
+    assert not world.directory.exists()
+
+
+def test_key_that_was_trusted_before_stays_trusted(world: World) -> None:
+    world.packages.keys = {"ringmaster-test.asc"}
+    world.present(NEW)
+    world.step(None).restored(first=True)
+    assert world.packages.keys == {"ringmaster-test.asc"}
+
+
+def test_key_of_a_cut_change_goes_with_the_rollback(world: World) -> None:
+    world.packages.cut = True
+    with pytest.raises(KeyboardInterrupt):
+        world.present(NEW)
+    assert world.packages.keys == {"ringmaster-test.asc"}
+    world.step(None).restored(first=True)
+    assert world.packages.keys == set()
+
+
+def test_note_of_keys_without_a_record_is_none(world: World) -> None:
+    """A run was killed between its two notes, and somebody trusts the key by hand before the next one."""
+    world.directory.mkdir()
+    (world.directory / "trusted_keys.json").write_text('{"brought": [], "before": []}')
+    world.packages.keys = {"ringmaster-test.asc"}
+    world.present(NEW)
+    world.step(None).restored(first=True)
+    assert world.packages.keys == {"ringmaster-test.asc"}
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"brought": [{}], "before": null}', "[]"])
+def test_rollback_does_not_fail_for_a_note_of_keys(world: World, content: str | None) -> None:
+    """None: an older release wrote none."""
+    world.present(NEW)
+    path = world.directory / "trusted_keys.json"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    outcome = world.step(None).restored(first=True)
+    assert ("keys" in " ".join(outcome.warnings)) == (content is not None)
+    assert world.packages.keys == {"ringmaster-test.asc"}
+    assert world.drivers == {}
+    assert not world.directory.exists()
+
+
+def test_rollback_says_when_a_key_stays(world: World) -> None:
+    world.present(NEW)
+    world.packages.stubborn = "another one has the lock"
+    assert "another one has the lock" in " ".join(world.step(None).restored(first=True).warnings)
+    assert world.drivers == {}
+
+
+@pytest.mark.parametrize("chosen_since", ["", "5.14.0-611.5.1.el9_7.x86_64"])
+def test_kernel_that_booted_before_boots_again_on_the_el_family(world: World, chosen_since: str) -> None:
+    """Both kernels were there before; only which one boots is changed, and changed back, unless somebody has changed it
+    since."""
+    release, newer = "5.14.0-503.11.1.el9_5.x86_64", "5.14.0-570.12.1.el9_6.x86_64"
+    versions = {"kernel-core": "5.14.0-503.11.1.el9_5", "kernel-devel": "5.14.0-503.11.1.el9_5"}
+    document = profile(
+        "el9-r580",
+        kernel__release=release,
+        kernel__packages={"kernel-core": versions["kernel-core"]},
+        kernel__headers={"release": release, "packages": {"kernel-devel": versions["kernel-devel"]}},
+    )
+    world.write("/etc/os-release", 'ID=rocky\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.5"\n')
+    for each in filter(None, (release, newer, chosen_since)):
+        world.write(f"/boot/vmlinuz-{each}", "")
+    world.packages.present = versions
+    world.machine.default_kernel = f"/boot/vmlinuz-{newer}"
+
+    def step(wanted: dict[str, Any] | None, **options: Any) -> Step:
+        given = Options("kernel", directory=str(world.directory), **options)
+        return Step(wanted, given, FileTree(str(world.root)), world.machine, world.packages)
+
+    assert step(document, check_mode=True).present().changed
+    assert world.machine.default_kernel == f"/boot/vmlinuz-{newer}"
+    assert step(document).present().changed
+    assert world.machine.default_kernel == f"/boot/vmlinuz-{release}"
+    assert not step(document).present().changed
+    if chosen_since:
+        world.machine.default_kernel = f"/boot/vmlinuz-{chosen_since}"
+    step(None).restored(first=True)
+    assert world.machine.default_kernel == f"/boot/vmlinuz-{chosen_since or newer}"
+    assert not world.directory.exists()
