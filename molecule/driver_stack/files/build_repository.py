@@ -23,7 +23,12 @@ NEWEST = "535.998.01"
 DRIVERS = ("535.261.03", "535.309.01", NEWEST)
 KERNELS = {
     "apt": ("6.1.0-56-amd64", "6.1.0-57-amd64", "6.1.0-58-amd64"),
-    "dnf": ("5.14.0-503.11.1.el9_5.x86_64", "5.14.0-570.12.1.el9_6.x86_64"),
+    "dnf": (
+        "5.14.0-362.8.1.el9_3.x86_64",
+        "5.14.0-427.13.1.el9_4.x86_64",
+        "5.14.0-503.11.1.el9_5.x86_64",
+        "5.14.0-570.12.1.el9_6.x86_64",
+    ),
 }
 DKMS = {"apt": ("9.0.10-8", "10.0.1-1"), "dnf": ("3.1.4-1.el9", "3.2.1-1.el9")}
 KEY_NAME = "Molecule <molecule@example.org>"
@@ -92,17 +97,14 @@ def stack(kind: str) -> list[Package]:
     packages += [Package("dkms", version) for version in DKMS[kind]]
     if kind == "apt":
         packages += [Package("rdma-core", version) for version in ("44.0-1", "44.0-2")]
-        packages += [
-            Package("nvidia-cuda-toolkit", "11.8.89~11.8.0-5~deb12u1"),
-            Package("libnccl2", "2.16.5-1+cuda11.8"),
-        ]
-        packages += [Package("libnccl2", "2.15.5-1+cuda11.8")]
+        packages += [Package("nvidia-cuda-toolkit", f"11.8.89~11.8.0-{number}~deb12u1") for number in (4, 5)]
+        packages += [Package("libnccl2", f"{version}-1+cuda11.8") for version in ("2.15.5", "2.16.5")]
         # What would take parts of another driver along if the set were not named as a whole.
         packages += [Package("nvidia-tesla-470-alternative", "470.256.02-1", provides=["nvidia-alternative"])]
     else:
         # The host's shell is Debian's, of which rpm knows nothing.
         packages += [Package("bash", "5.1.8-9.el9", provides=["/bin/sh"]), Package("rdma-core", "51.0-1.el9")]
-        packages += [Package("cuda-toolkit-12-2", "12.2.2-1")]
+        packages += [Package("cuda-toolkit-12-2", version) for version in ("12.2.1-1", "12.2.2-1")]
         packages += [Package("libnccl", version) for version in ("2.19.3-1+cuda12.2", "2.18.5-1+cuda12.2")]
     return packages
 
@@ -191,8 +193,9 @@ def driver_dnf(version: str) -> list[Package]:
             needs=["dkms" if version != NEWEST else "dkms >= 3.2"],
             files=module(version),
             after_install=f"{scripts}\nbuild_modules\n{loads}",
-            # 0: none of it is left. An upgrade runs this after the new one's script.
-            before_remove=f'{scripts}\nif test "$1" = 0; then remove_modules; fi',
+            # 0: none of it is left. An upgrade runs this after the new one's script, and takes its own build.
+            before_remove=f"{scripts}\nrm -rf /var/lib/dkms/nvidia-current/{version}\n"
+            'if test "$1" = 0; then remove_modules; fi',
         ),
         Package("nvidia-driver-cuda", full, needs=[f"nvidia-persistenced = {full}", f"kmod-nvidia-open-dkms = {full}"]),
         Package("nvidia-persistenced", full, after_install=POWER_CUT.format(version=version)),
