@@ -19,12 +19,13 @@ help: ## this list
 setup: ## Debian packages and .venv (done by the other targets)
 	@rehearsal/setup
 
-# The preprocessor's first build takes minutes. It is begun beside what leaves one of two cores idle; who needs the binary
-# waits for it, or builds it anew and says what is wrong.
+# The preprocessor's first build takes minutes, and images of hosts take some. They are begun beside what leaves a core idle
+# now and then; who needs them waits, or builds them anew and says what is wrong.
+AHEAD := rehearsal.preprocessor rehearsal.images
 ahead: setup
-	@mkdir -p .cache && (nohup nice -n 19 $(PYTHON) -m rehearsal.preprocessor $(AHEAD) > .cache/preprocessor.log 2>&1 &)
+	@mkdir -p .cache && (nohup nice -n 19 $(SHELL) -c 'for each; do $(PYTHON) -m $$each; done' ahead $(AHEAD) > .cache/ahead.log 2>&1 &)
 
-rehearse: AHEAD := --architecture $(shell uname -m)
+rehearse: AHEAD := "rehearsal.preprocessor --architecture $(shell uname -m)"
 rehearse: ahead ## the main job: fleet, site.yml, a chat through the edge, the summary
 	@$(PYTHON) -m rehearsal --engine $(ENGINE) run -- $(ARGS)
 
@@ -35,7 +36,9 @@ rehearse-down: ## remove all that `make rehearse` made
 preprocessor: setup ## the preprocessor's static binaries, for x86_64 and aarch64, in build/
 	@$(PYTHON) -m rehearsal.preprocessor --into build
 
-test: ahead lint sanity unit package e2e ## lint, sanity, unit tests, package, then the rehearsal with its assertions
+test: ahead ## lint and sanity beside each other, unit tests, package, then the rehearsal with its assertions
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint sanity
+	@$(MAKE) --no-print-directory unit package e2e
 
 test-slow: preprocessor crate molecule ## what takes longer: a molecule scenario for each role, the preprocessor's sources and aarch64
 	@tests/run/preprocessor

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from rehearsal.checkout import MACHINE_LOCK, RehearsalError, locked, say
+from rehearsal.checkout import MACHINE_LOCK, RehearsalError, locked, say, warn
 from rehearsal.podman import podman, podman_json
 
 REPOSITORY = "localhost/ringmaster-rehearsal"
@@ -181,3 +182,17 @@ def sources(suite: str) -> list[str]:
         :1
     ]
     return lines
+
+
+def main() -> int:
+    """Build all images that are not there yet."""
+    try:
+        with ensured(definitions()):
+            return 0
+    except RehearsalError as error:
+        warn(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
