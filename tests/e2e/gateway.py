@@ -44,11 +44,13 @@ def background(what: load.Load) -> Iterator[list[Outcome]]:
 
 
 @contextlib.contextmanager
-def steady_load(running_site: Site, streams: int, seconds: float = 300) -> Iterator[list[Outcome]]:
+def steady_load(
+    running_site: Site, streams: int, seconds: float = 300, gateway: str = GATEWAY
+) -> Iterator[list[Outcome]]:
     """A load for as long as the block lasts, at most so many seconds; the list grows with each request."""
     outcomes: list[Outcome] = []
     over = threading.Event()
-    what = running_site.load(streams, seconds, GATEWAY, max_tokens=32)
+    what = running_site.load(streams, seconds, gateway, max_tokens=32)
     thread = threading.Thread(target=load.run, args=(what, outcomes, over.is_set))
     thread.start()
     try:

@@ -145,9 +145,9 @@ def healthy_site(running_site: Site) -> None:
 @contextlib.contextmanager
 def slower_engines(running_site: Site, factor: float) -> Iterator[None]:
     """Every step of every engine takes so many times as long."""
-    for engine in ENGINES:
-        faults.switch_fault(running_site.checkout, engine, "main", "slow", seconds=LONGEST_LOAD, factor=factor)
     try:
+        for engine in ENGINES:
+            faults.switch_fault(running_site.checkout, engine, "main", "slow", seconds=LONGEST_LOAD, factor=factor)
         yield
     finally:
         for engine in ENGINES:

@@ -5,6 +5,7 @@ it is over. The windows of the rules are seconds here (inventories/rehearsal).""
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from rehearsal import faults, site
 from tests.e2e.conftest import ENGINES, Site
 from tests.e2e.gateway import GATEWAY, access_log, failures, get, placements, steady_load, wait_until
 
+GATEWAYS = (GATEWAY, "gw2")
+SCHEDULER_UNIT = "ringmaster-scheduler.service"
 HURT = "gpu-b1"
 WINDOW = 3.0  # seconds, of most rules in the rehearsal
 LATE = 6.0  # seconds that a busy machine may take longer than the rule says
@@ -63,38 +66,68 @@ def nothing_left(running_site: Site) -> Iterator[None]:
     wait_until(lambda: all_well(running_site), "every engine is well", 120)
 
 
-def share(running_site: Site, host: str, seconds: float) -> float:
-    """The host's share of the requests that the gateway gave to engines over so many seconds from now."""
-    before = placements(running_site)
+def scheduler_start(running_site: Site, gateway: str) -> str:
+    """When the gateway's scheduler was started; nothing while none is there."""
+    asked = f"systemctl show --property ActiveState --property ExecMainStartTimestampMonotonic {SCHEDULER_UNIT}"
+    found = dict(line.partition("=")[::2] for line in running_site.on(gateway, asked).splitlines())
+    return found["ExecMainStartTimestampMonotonic"] if found["ActiveState"] == "active" else ""
+
+
+def shares(running_site: Site, host: str, seconds: float) -> dict[str, float]:
+    """For each gateway the host's share of the requests that it gave to engines over so many seconds from now."""
+    before = {gateway: placements(running_site, gateway) for gateway in GATEWAYS}
     time.sleep(seconds)
-    after = placements(running_site)
-    given = {name: after[name] - before[name] for name in after}
-    assert sum(given.values()) > 50, given
-    return given[f"{host}.main"] / sum(given.values())
+    found = {}
+    for gateway, placed in before.items():
+        after = placements(running_site, gateway)
+        given = {name: after[name] - placed[name] for name in after}
+        found[gateway] = given[f"{host}.main"] / sum(given.values()) if sum(given.values()) > 50 else math.nan
+    return found
 
 
 def test_port_that_loses_packets_has_little_of_its_share_and_no_request_fails(running_site: Site) -> None:
-    """May fail: nothing. The L40S has little of the requests, so that one slot, filled again and again, would be all of
-    it: its tenth is less than that."""
+    """May fail: nothing, at either gateway, also while one's scheduler is killed and the other's hangs. The L40S has
+    little of the requests, so that one slot, filled again and again, would be all of it: its tenth is less than that.
+    New schedulers read the port's counters over as many windows as the rule has, and learn anew what the engine usually
+    takes: its tenth is one of what it is presumed to take, as an equal of the others."""
     checkout, hurt = running_site.checkout, HURT
-    with steady_load(running_site, 90) as outcomes:
+
+    def weights() -> list[float]:
+        try:
+            return [float(node(running_site, hurt, gateway)["engine"]["weight"]) for gateway in GATEWAYS]
+        except OSError:  # it is just being started
+            return []
+
+    with steady_load(running_site, 45) as first, steady_load(running_site, 45, gateway=GATEWAYS[1]) as second:
         faults.switch_hardware_fault(checkout, f"roce traffic on {hurt}")
         time.sleep(10)
-        whole = share(running_site, hurt, 15)
+        whole = shares(running_site, hurt, 15)
         faults.switch_hardware_fault(checkout, f"roce loss 0.1 % on {hurt}")
-        took = wait_until(lambda: weight(running_site, hurt) == 0.1, "the weight is a tenth")
+        took = wait_until(lambda: weights() == [0.1, 0.1], "the weight is a tenth")
         assert rules(running_site, hurt) == {"roce_retransmits"}
         assert took < (ROCE_WINDOWS + 1) * WINDOW + LATE
-        ill = share(running_site, hurt, 15)
+        ill = shares(running_site, hurt, 15)
+        began = {gateway: scheduler_start(running_site, gateway) for gateway in GATEWAYS}
+        for gateway, signal in zip(GATEWAYS, ("KILL", "STOP")):
+            running_site.on(gateway, f"systemctl kill --signal={signal} --kill-whom=main {SCHEDULER_UNIT}")
+        wait_until(
+            lambda: all(scheduler_start(running_site, gateway) not in {"", began[gateway]} for gateway in GATEWAYS),
+            "systemd has started other schedulers",
+            60,
+        )
+        wait_until(lambda: weights() == [0.1, 0.1], "the weight is a tenth again", 60)
+        later = shares(running_site, hurt, 15)
         faults.switch_hardware_fault(checkout, f"none on {hurt}")
         faults.switch_hardware_fault(checkout, f"roce traffic on {hurt}")
-        back = wait_until(lambda: weight(running_site, hurt) == 1, "the weight is whole again")
+        back = wait_until(lambda: weights() == [1, 1], "the weight is whole again")
         assert back < (ROCE_GOOD + 1) * WINDOW + LATE
-        again = share(running_site, hurt, 15)
-    print(f"share: {whole:.3f}, ill {ill:.3f} after {took:.1f} s, again {again:.3f} after {back:.1f} s")
-    assert failures(outcomes) == []
-    assert 0 < ill < 0.25 * whole
-    assert again > 3 * ill
+        again = shares(running_site, hurt, 15)
+    print(f"shares: {whole}, ill {ill} after {took:.1f} s, new schedulers {later}, again {again} after {back:.1f} s")
+    assert failures(first + second) == []
+    for gateway in GATEWAYS:
+        assert 0 < ill[gateway] < 0.25 * whole[gateway]
+        assert 0 < later[gateway] < 0.6 * whole[gateway]
+        assert again[gateway] > 3 * ill[gateway]
 
 
 @pytest.mark.parametrize(
