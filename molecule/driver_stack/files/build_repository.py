@@ -132,7 +132,12 @@ def kernels(kind: str) -> list[Package]:
             packages.append(Package("linux-image-amd64", version, needs=[f"linux-image-{release} (= {version})"]))
         else:
             version = release.rpartition(".")[0]
-            packages.append(Package("kernel-core", version, files=tree))
+            # As EL's do by kernel-install, with its UPDATEDEFAULT=yes. The oldest, which the host has to begin with,
+            # has no script: rpm knows of no shell then.
+            grubby = "/usr/local/sbin/grubby"  # a path that rpm's scripts do not have
+            default = f"if test -x {grubby}; then {grubby} --set-default=/boot/vmlinuz-{release}; fi"
+            oldest = release == KERNELS[kind][0]
+            packages.append(Package("kernel-core", version, files=tree, after_install="" if oldest else default))
             packages.append(Package("kernel-devel", version, files=headers))
     return packages
 
