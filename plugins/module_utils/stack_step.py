@@ -270,7 +270,6 @@ class Step:
 
     def _restore(self, tool: Manager, first: bool) -> None:
         chosen = self.generations.generations[0 if first else -1]
-        boots = self._default_kernel()
         installed, held = tool.installed()
         back = self.generations.target(first)
         lost = [e for e in back if e.before and e.before not in installed.get(e.name, ()) and not self._kept(e)]
@@ -295,6 +294,7 @@ class Step:
         self.outcome.changed = True
         if self.options.check_mode:
             return
+        boots = self._default_kernel()
         names = self._removable(tool, replaced, brought)
         mine = {*self.wanted, *self._pinned(self.options.operation)}
         mine |= {entry.name for each in self.generations.generations for entry in each.entries}

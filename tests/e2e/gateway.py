@@ -17,6 +17,8 @@ from tests.support import load
 from tests.support.load import Outcome
 
 GATEWAY = "gw1"
+GATEWAYS = (GATEWAY, "gw2")
+SCHEDULER_UNIT = "ringmaster-scheduler.service"
 POOL = f"pool_{MODEL}"
 METRICS_PORT = 8405
 ENGINE_PORT = 8100

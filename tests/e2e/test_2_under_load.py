@@ -14,10 +14,10 @@ import pytest
 
 from rehearsal import faults, site
 from tests.e2e.conftest import ENGINES, MODEL, Site, wait_until, within
+from tests.e2e.gateway import GATEWAYS
 from tests.support import load
 from tests.support.load import Outcome, percentile
 
-GATEWAYS = ("gw1", "gw2")
 METRICS_PORT = 8405
 SESSIONS = ("haproxy_server_current_sessions{", "haproxy_server_current_queue{")
 LONGEST_LOAD = 300.0  # seconds; a load in the background ends with its block, which does not take that long

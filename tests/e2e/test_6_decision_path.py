@@ -17,6 +17,7 @@ from tests.e2e.conftest import ENGINES, MODEL, Site
 from tests.e2e.gateway import (
     GATEWAY,
     POOL,
+    SCHEDULER_UNIT,
     access_log,
     admin,
     background,
@@ -29,8 +30,6 @@ from tests.e2e.gateway import (
     wait_until,
 )
 from tests.support import load
-
-SCHEDULER_UNIT = "ringmaster-scheduler.service"
 
 
 def scheduler_asks(running_site: Site) -> bool:

@@ -14,10 +14,18 @@ import pytest
 
 from rehearsal import faults, site
 from tests.e2e.conftest import ENGINES, Site
-from tests.e2e.gateway import GATEWAY, access_log, failures, get, placements, steady_load, wait_until
+from tests.e2e.gateway import (
+    GATEWAY,
+    GATEWAYS,
+    SCHEDULER_UNIT,
+    access_log,
+    failures,
+    get,
+    placements,
+    steady_load,
+    wait_until,
+)
 
-GATEWAYS = (GATEWAY, "gw2")
-SCHEDULER_UNIT = "ringmaster-scheduler.service"
 HURT = "gpu-b1"
 WINDOW = 3.0  # seconds, of most rules in the rehearsal
 LATE = 6.0  # seconds that a busy machine may take longer than the rule says
