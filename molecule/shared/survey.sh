@@ -7,8 +7,8 @@ export LC_ALL=C
 
 # Passed over: the books of the package managers and of ucf (packages are listed by themselves), systemd's seeds and stamps,
 # and the samples of a Prometheus that runs; the linker's cache, which tells in which order packages came; useradd's lock and
-# copies; /etc/hosts and the rehearsal's own state, which a reboot changes. Of /var/lib/ringmaster, where the roles keep
-# their records, the folder itself, but not what is in it.
+# copies; /etc/hosts and the rehearsal's own state, which a reboot changes. The folder /var/lib/ringmaster, which stays, but
+# not what is in it, which is the roles' records.
 walk() {
   find /etc /opt /srv /usr/local /usr/lib/systemd /var/lib \
     \( -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/dnf -o -path /var/lib/rpm -o -path /var/lib/ucf \
