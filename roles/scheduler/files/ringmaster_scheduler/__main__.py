@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(settings: configuration.Configuration) -> str | None:
-    # Modules stay to the end. To go through them at each full collection would hold up all decisions for ten times as long.
+    # Modules stay to the end. To go through them at each full collection would hold up all decisions ten times as long.
     gc.collect()
     gc.freeze()
     loop = uvloop.new_event_loop()
