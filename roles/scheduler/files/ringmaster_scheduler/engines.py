@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -16,6 +17,8 @@ from ringmaster_scheduler.domain import Engine, Reading
 
 # A page of vLLM has about 100 kB; one that never ends must not fill the memory.
 _LARGEST_PAGE: Final = 4 * 1024 * 1024
+
+logger = logging.getLogger(__name__)
 
 
 class EngineReader:
@@ -41,6 +44,8 @@ class EngineReader:
             headers={"Accept-Encoding": "identity"},
         )
         self.failures: dict[str, int] = {}
+        # Engines whose last reading met a fault of this program, so that each is logged once and not at every reading.
+        self._faulty: set[str] = set()
 
     def follow(self, engines: Iterable[Engine]) -> None:
         """Read these engines from now on and no others; one whose name, address and port stay is not disturbed."""
@@ -79,7 +84,9 @@ class EngineReader:
         begun_at = loop.time()
         gone = False
         try:
-            metrics = exposition.parse(await self._page(engine))
+            self._take(engine, Reading(begun_at, *exposition.parse(await self._page(engine))))
+            self._faulty.discard(engine.name)
+            return
         except aiohttp.ClientConnectorError as error:
             gone = isinstance(error.os_error, ConnectionRefusedError)
             reason = f"cannot connect: {_describe(error.os_error)}"
@@ -89,16 +96,20 @@ class EngineReader:
             reason = f"reading failed: {error}"
         except exposition.ExpositionError as error:
             reason = str(error)
-        else:
-            reading = Reading(begun_at, *metrics)
-            self._core.record_reading(engine, reading)
-            idle = not reading.running + reading.waiting
-            self._observe(engine, reading, self._core.placed_at(engine.name) if idle else ())
-            return
+        except Exception:  # whatever the fault, it must cost this reading only: the next one comes
+            reason = "a reading could not be taken; see the log"
+            if engine.name not in self._faulty:
+                self._faulty.add(engine.name)
+                logger.exception("a reading of engine %s could not be taken", engine.name)
         # A time-out that comes much too late says that this process stood still (suspended, starved), not the engine.
         if loop.time() - begun_at < 2 * self._timeout:
             self.failures[engine.name] = self.failures.get(engine.name, 0) + 1
             self._core.record_failure(engine, reason, gone)
+
+    def _take(self, engine: Engine, reading: Reading) -> None:
+        self._core.record_reading(engine, reading)
+        idle = not reading.running + reading.waiting
+        self._observe(engine, reading, self._core.placed_at(engine.name) if idle else ())
 
     async def _page(self, engine: Engine) -> bytes:
         host = f"[{engine.address}]" if ":" in engine.address else engine.address
