@@ -31,11 +31,19 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_
     read,
     values_in_words,
 )
-from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_words import CommandLine, Given
+from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_words import (
+    CommandLine,
+    Given,
+    from_options,
+    in_order,
+)
 from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_words import read as read_words
 
 OK = "ok"
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+# Parts of a variable's name between underscores: VLLM_API_KEY is secret, TOKENIZERS_PARALLELISM is not.
+_SECRET_PARTS = frozenset(
+    {"KEY", "KEYS", "APIKEY", "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS"}
+)
 _SECRET_OPTION = re.compile(r"api[-_]?key|hf[-_]?token|secret|passw|[-_](key|token)\Z")
 MASK = "***"
 _LONGEST_SHOWN = 200  # characters of a value in a message
@@ -141,6 +149,27 @@ def secrets(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     }
     found |= {value for name, value in {**line.environment, **environment}.items() if _secret(name)}
     return sorted(found - {""}, key=len, reverse=True)
+
+
+def shown_words(options: Mapping[str, Any]) -> list[str]:
+    """The words that options give on a command line, with the mask in place of each value of a secret one."""
+    words: list[str] = []
+    for name, value in in_order(options):
+        given = from_options({name: value})
+        words += [given[0], *(MASK for _value in given[1:])] if given and _secret(given[0]) else given
+    return words
+
+
+def secret_names(options: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
+    """The options, as they are written on a command line, and the variables that hold a secret by their names.
+
+    An option without a value of its own (true, false, null) holds none, and neither does a variable without one.
+    """
+    given = [from_options({name: value}) for name, value in in_order(options)]
+    named = [words[0] for words in given if len(words) > 1 and _secret(words[0])]
+    return named + sorted(
+        name for name, value in environment.items() if _secret(name) and value is not None and str(value) != ""
+    )
 
 
 def render(judgement: Judgement, engine: str = "vllm") -> str:
@@ -493,4 +522,4 @@ def _secret(name: str) -> bool:
     """Whether a variable, or an option (one that the engine does not know as well), is named like a secret."""
     if name.startswith("-"):
         return _SECRET_OPTION.search(name.lower()) is not None
-    return name.isupper() and any(word in name for word in _SECRET_WORDS)
+    return name.isupper() and not _SECRET_PARTS.isdisjoint(name.split("_"))

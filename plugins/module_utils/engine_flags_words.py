@@ -88,11 +88,16 @@ def split(command: str | Sequence[Any]) -> list[str]:
         raise CommandLineError(str(error)) from None
 
 
+def in_order(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Options in the order that they have on a command line: that of their names."""
+    return sorted(options.items(), key=lambda item: str(item[0]))
+
+
 def from_options(options: Mapping[str, Any]) -> list[str]:
     """The words for options as an inventory has them: true gives the bare option, false the option with ``no-``
     before it, a list several values, a mapping JSON, null nothing. The order is that of the names."""
     words: list[str] = []
-    for name, value in sorted(options.items(), key=lambda item: str(item[0])):
+    for name, value in in_order(options):
         flag = "--" + _with_dashes(str(name).lstrip("-"))
         if value is None:
             continue

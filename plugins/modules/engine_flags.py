@@ -144,7 +144,9 @@ complaint:
   returned: always
   sample: "unrecognized arguments: --num-scheduler-steps 4"
 words:
-  description: The words that O(options) give on a command line.
+  description:
+    - The words that O(options) give on a command line, for people to read. Values of secret ones are C(***); the filter
+      P(ringmaster.inference.engine_words#filter) gives those that an engine is started with.
   type: list
   elements: str
   returned: always
@@ -222,6 +224,7 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags 
     judge,
     render,
     secrets,
+    shown_words,
 )
 from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_catalogue import release
 from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_installed import (
@@ -332,7 +335,7 @@ def main() -> None:
         "cached": bool(said and said.cached),
         "refused": [verdict.flag for verdict in judgement.refused],
         "complaint": without(complaint, hidden) if complaint is not None else None,
-        "words": [without(word, hidden) for word in of_options],
+        "words": shown_words(parameters["options"]),
         "verdicts": [verdict.document() for verdict in judgement.verdicts],
     }
     if parameters["refuse"] and (judgement.refused or complaint is not None):

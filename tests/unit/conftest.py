@@ -8,7 +8,10 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.controller import Controller
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COLLECTIONS = CHECKOUT / ".cache" / "collections"
@@ -58,3 +61,8 @@ settings.register_profile(
 )
 settings.register_profile("explore", settings.get_profile("checkout"), derandomize=False, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "checkout"))
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Controller:
+    return Controller(tmp_path)

@@ -15,6 +15,7 @@ from ansible_collections.ringmaster.inference.plugins.action import gpu_reset as
 from ansible_collections.ringmaster.inference.plugins.module_utils.commands import Answer
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset import Holder
 from ansible_collections.ringmaster.inference.plugins.module_utils.gpu_reset_ledger import Ledger
+from tests.support.controller import Controller
 from tests.support.gpu_reset_world import (
     DAEMON,
     ENGINE,
@@ -27,7 +28,6 @@ from tests.support.gpu_reset_world import (
     as_before,
     run_task,
 )
-from tests.unit.plugins.conftest import Controller
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.ringmaster.inference.plugins.filter import members, pool_name
+from ansible_collections.ringmaster.inference.plugins.filter import engine_secrets, engine_words, members, pool_name
 
 INVENTORY = """
 all:
@@ -65,3 +65,13 @@ def test_wrong_use_is_told() -> None:
         members.members_filter([], {})
     with pytest.raises(AnsibleFilterError, match="needs the name of a model"):
         pool_name.pool_name_filter(None)
+
+
+def test_filters_of_an_engines_options_name_what_they_need() -> None:
+    assert engine_words.engine_words({"b": True, "a": None, "c": [1, 2]}) == ["--b", "--c", "1", "2"]
+    assert engine_secrets.engine_secrets({"hf-token": "x"}, {"A_KEY": "y"}) == ["--hf-token", "A_KEY"]
+    assert engine_secrets.engine_secrets({}) == []
+    with pytest.raises(AnsibleFilterError, match="needs a dictionary of options, not str"):
+        engine_words.engine_words("--a")
+    with pytest.raises(AnsibleFilterError, match="needs dictionaries, not list"):
+        engine_secrets.engine_secrets({}, [])

@@ -14,7 +14,9 @@ from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags 
     Verdict,
     judge,
     render,
+    secret_names,
     secrets,
+    shown_words,
 )
 from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_catalogue import Catalogue, built_in
 from ansible_collections.ringmaster.inference.plugins.module_utils.engine_flags_words import split
@@ -284,6 +286,28 @@ def test_secrets_are_not_shown() -> None:
     assert set(secrets(split(text), {"VLLM_API_KEY": "s3cret-four"})) == {
         *("s3cret-one", "s3cret-two", "s3cret-three", "s3cret-four")
     }
+
+
+def test_a_name_is_secret_by_its_whole_parts() -> None:
+    """The engine counts tokens and caches keys; the variables that say how many are no secrets."""
+    environment = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE": "16384",
+        "VLLM_DISABLED_KERNELS": "a",
+        "MONKEY": "b",
+    }
+    assert secrets(["m"], environment) == []
+    for name in ("HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "TOKEN"):
+        assert secrets(["m"], environment | {name: "s3cret"}) == ["s3cret"], name
+        assert secret_names({}, environment | {name: "s3cret"}) == [name]
+
+
+def test_only_a_secret_options_own_value_is_masked_among_the_words() -> None:
+    options = {"hf-token": "false", "max-num-seqs": 4, "a": {"b": False}, "api_key": ["x", "false"], "c-token": True}
+    assert shown_words(options) == [
+        *("--a", '{"b": false}', "--api-key", MASK, MASK, "--c-token", "--hf-token", MASK, "--max-num-seqs", "4")
+    ]
+    assert secret_names(options, {}) == ["--api-key", "--hf-token"]
 
 
 def test_long_and_hostile_values_do_not_break_the_message() -> None:

@@ -38,6 +38,15 @@ def test_options_that_are_right(call: Run) -> None:
     assert result["msg"] == "vllm 0.32.0 takes all 2 things given."
 
 
+def test_words_are_not_masked_for_what_a_variable_holds(call: Run) -> None:
+    options = {"default-chat-template-kwargs": {"enable_thinking": False}, "max-num-batched-tokens": 16384}
+    environment = {"TOKENIZERS_PARALLELISM": "false", "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE": "16384", "KEY": "4"}
+    result = call(version="0.32.0", options=options, environment=environment, refuse=False)
+    assert result["words"] == [
+        *("--default-chat-template-kwargs", '{"enable_thinking": false}', "--max-num-batched-tokens", "16384")
+    ]
+
+
 def test_one_message_for_all_that_is_refused(call: Run) -> None:
     arguments = {
         "version": "0.32.0",

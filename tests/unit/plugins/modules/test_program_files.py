@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.ringmaster.inference.plugins.modules import program_files
-from tests.unit.plugins.conftest import CHECKOUT, Controller
+from tests.support.controller import CHECKOUT, Controller
 
 Run = Callable[..., dict[str, Any]]
 SHARED = "ansible_collections/ringmaster/inference/plugins/module_utils"

@@ -33,7 +33,6 @@ def known(item: dict[str, Any], engine: str = "vllm", **variables: Any) -> dict[
         "vllm_engine": engine,
         "vllm_suffix": "-12345678",
         "vllm_item": {"name": "main", "model": "m", "port": 8100} | item,
-        "vllm_words": {"main": ["m", "--a", 'quote " back \\ percent % dollar $ line\nend']},
     }
     families = trusted(load("vars/Debian.yml"))
     return trusted(load("defaults/main.yml")) | trusted(load("vars/main.yml")) | families | given | variables
@@ -78,18 +77,51 @@ def test_cards_and_environments_come_together() -> None:
     assert without_cards == {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_words_reach_the_engine_as_they_are() -> None:
-    """Quotes and backslashes escaped, no specifier, no variable, one line (systemd.service, "Command lines")."""
-    variables = known({"environment": {"A": 'b $c 100% "d"'}})
+def command_line(variables: dict[str, Any]) -> tuple[str, list[str]]:
+    """The ExecStart line of an engine's drop-in that starts something, and all lines of the drop-in."""
     template = trust_as_template((ROLE / "templates" / "engine.conf.j2").read_text(encoding="utf-8"))
     # As the module `template` reads a file: backslashes stand for themselves there.
     text = Templar(loader=DataLoader(), variables=variables).template(template, escape_backslashes=False)
     lines = text.splitlines()
-    assert 'Environment="A=b $c 100%% \\"d\\""' in lines
     (command,) = [line for line in lines if line.startswith('ExecStart="')]
+    return command, lines
+
+
+def test_words_reach_the_engine_as_they_are() -> None:
+    """Quotes and backslashes escaped, no specifier, no variable, one line (systemd.service, "Command lines")."""
+    option = {"a": 'quote " back \\ percent % dollar $ line\nend'}
+    command, lines = command_line(known({"environment": {"A": 'b $c 100% "d"'}, "options": option}))
+    assert 'Environment="A=b $c 100%% \\"d\\""' in lines
     assert command.endswith('"--a" "quote \\" back \\\\ percent %% dollar $$ line\\nend"')
     assert lines.count("ExecStart=") == 1
     assert lines.index("ExecStart=") < lines.index(command)
+
+
+def test_no_value_of_a_variable_is_taken_out_of_an_option() -> None:
+    """A value that looks like a secret by its variable's name may be a word of an option, or a part of one."""
+    item = {
+        "environment": {"TOKENIZERS_PARALLELISM": "false", "A_KEY": "batched-tokens"},
+        "options": {"default-chat-template-kwargs": {"enable_thinking": False}, "max-num-batched-tokens": 16384},
+    }
+    command, _lines = command_line(known(item))
+    assert '"{\\"enable_thinking\\": false}" "--max-num-batched-tokens" "16384"' in command
+
+
+@pytest.mark.parametrize(
+    ("item", "secret"),
+    [
+        ({}, []),
+        ({"options": {"hf_token": "hf_x", "max-num-seqs": 4}}, ["--hf-token"]),
+        ({"options": {"hf_token": True}}, []),
+        ({"environment": {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false", "B_SECRET": ""}}, ["HF_TOKEN"]),
+        ({"environment": {"HF_TOKEN": "hf_x"}, "accepted": ["HF_TOKEN"]}, []),
+        ({"options": {"ssl-token": "x"}, "accepted": ["ssl-token"]}, []),
+    ],
+)
+def test_a_secret_is_refused_where_every_user_could_read_it(item: dict[str, Any], secret: list[str]) -> None:
+    (task,) = (each for each in load("tasks/checks.yml") if each["name"].startswith("No secret"))
+    variables = known(item)
+    assert evaluate(task["vars"]["vllm_secrets"], variables) == secret
 
 
 def test_the_suffix_of_a_release_depends_on_all_that_it_is_made_of() -> None:
