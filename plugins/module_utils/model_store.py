@@ -166,9 +166,7 @@ class Store:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps a second run away from this model. Makes its directories."""
-        for folder in (self.root, self.base, self._path("versions"), self._path("incoming"), self._path("records")):
-            self._make_directory(folder)
-        strange = sorted(set(os.listdir(self.base)) - _KNOWN)
+        strange = sorted(set(_names(self.base)) - _KNOWN)
         strange = [name for name in strange if not name.startswith(".ringmaster-")]
         if strange:
             raise ModelError(
@@ -176,6 +174,8 @@ class Store:
                 f"other files in it: {', '.join(map(repr, strange[:5]))}",
                 "move them to another directory, from which this model can be placed (source kind directory)",
             )
+        for folder in (self.root, self.base, self._path("versions"), self._path("incoming"), self._path("records")):
+            self._make_directory(folder)
         descriptor = os.open(self._path(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
