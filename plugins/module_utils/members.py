@@ -18,6 +18,7 @@ SCHEMA = 1
 # vLLM takes this many sequences at a time if --max-num-seqs is not given (vLLM 0.32, serving on a GPU).
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_AGENT_PORT = 8409
+DEFAULT_SCHEDULER_PORT = 8406
 LARGEST_PORT = 65535
 
 
@@ -51,6 +52,24 @@ def members(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[
         for agent in _agents(host, _variables(host, "engines", hostvars))
     ]
     return document
+
+
+def scheduler_urls(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The HTTP interfaces of the schedulers of all gateways, sorted by the gateways' names; none without gateways.
+
+    Raises:
+        MembersError: if an address or a port (``scheduler_http_port``) is of the wrong form.
+    """
+    urls = []
+    for host in sorted(groups.get("gateways", ())):
+        variables = _variables(host, "gateways", hostvars)
+        name = address(host, variables)
+        given = variables.get("scheduler_http_port", DEFAULT_SCHEDULER_PORT)
+        port = whole_number(given, 1, LARGEST_PORT)
+        if port is None:
+            raise MembersError(f"{host}: scheduler_http_port must be a port, not {given!r}")
+        urls.append(f"http://{f'[{name}]' if ':' in name else name}:{port}")
+    return urls
 
 
 def pool_name(model: str) -> str:

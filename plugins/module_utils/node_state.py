@@ -141,6 +141,7 @@ class NodeState:
     Args:
         schedulers: those of all gateways.
         name: a host's name, for all its engines, or an engine's.
+        must_exist: whether it is an error that a scheduler does not know the name; else that one has no engine of it.
         clock, sleep: for tests.
 
     Raises:
@@ -151,11 +152,13 @@ class NodeState:
         self,
         schedulers: Sequence[Scheduler],
         name: str,
+        must_exist: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._schedulers = schedulers
         self._name = name
+        self._must_exist = must_exist
         self._clock = clock
         self._sleep = sleep
 
@@ -203,7 +206,7 @@ class NodeState:
     def _engines_of_node(self, scheduler: Scheduler) -> list[dict[str, Any]]:
         engines = scheduler.engines()
         found = [each for each in engines if self._name in (each["name"], each.get("host"))]
-        if not found:
+        if not found and self._must_exist:
             raise NodeStateError(
                 f"the scheduler at {scheduler.url} to know a host or engine named {self._name}",
                 ", ".join(sorted(each["name"] for each in engines)) or "no engine",

@@ -39,6 +39,12 @@ options:
       - What O(ringmaster.inference.scheduler#role:main:scheduler_api_token) is on these gateways. Required unless
         O(state=empty).
     type: str
+  must_exist:
+    description:
+      - Whether it is a failure that a scheduler does not know the name, as of an engine that is not in the members
+        document yet, or no longer. With V(false) nothing is sent there by that scheduler, and nothing is changed at it.
+    type: bool
+    default: true
   wait:
     description:
       - With O(state=drained), whether to wait until no request runs or waits there.
@@ -139,7 +145,7 @@ def perform(module: AnsibleModule) -> dict[str, Any]:
     """Do what O(state) asks and return the result in the form of RETURN."""
     parameters = module.params
     schedulers = [Scheduler(url, parameters["token"] or "", parameters["timeout"]) for url in parameters["schedulers"]]
-    node = NodeState(schedulers, parameters["name"])
+    node = NodeState(schedulers, parameters["name"], parameters["must_exist"])
     wait = parameters["state"] == "empty" or (parameters["state"] == "drained" and parameters["wait"])
     if parameters["state"] == "empty":
         outcome = Outcome(False, node.read())
@@ -173,6 +179,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["drained", "active", "empty"], "required": True},
             "schedulers": {"type": "list", "elements": "str", "required": True},
             "token": {"type": "str", "no_log": True},
+            "must_exist": {"type": "bool", "default": True},
             "wait": {"type": "bool", "default": False},
             "wait_timeout": {"type": "float", "default": 900},
             "wait_interval": {"type": "float", "default": 1},

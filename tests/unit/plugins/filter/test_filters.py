@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.ringmaster.inference.plugins.filter import engine_secrets, engine_words, members, pool_name
+from ansible_collections.ringmaster.inference.plugins.filter import (
+    engine_secrets,
+    engine_words,
+    members,
+    pool_name,
+    scheduler_urls,
+)
 
 INVENTORY = """
 all:
@@ -75,3 +81,14 @@ def test_filters_of_an_engines_options_name_what_they_need() -> None:
         engine_words.engine_words("--a")
     with pytest.raises(AnsibleFilterError, match="needs dictionaries, not list"):
         engine_secrets.engine_secrets({}, [])
+
+
+def test_schedulers_are_those_of_the_gateways_whatever_else_the_inventory_lacks() -> None:
+    hosts = {"gw2": {"ansible_host": "fd00::2"}, "gw1": {"ringmaster_address": "10.0.0.1", "scheduler_http_port": "9"}}
+    groups = {"gateways": ["gw2", "gw1"], "engines": ["e"]}
+    assert scheduler_urls.scheduler_urls_filter(groups, hosts) == ["http://10.0.0.1:9", "http://[fd00::2]:8406"]
+    assert scheduler_urls.scheduler_urls_filter({}, {}) == []
+    with pytest.raises(AnsibleFilterError, match="gw1: scheduler_http_port must be a port, not 'x'"):
+        scheduler_urls.scheduler_urls_filter({"gateways": ["gw1"]}, {"gw1": {"scheduler_http_port": "x"}})
+    with pytest.raises(AnsibleFilterError, match="use it as"):
+        scheduler_urls.scheduler_urls_filter([], {})

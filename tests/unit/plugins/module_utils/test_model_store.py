@@ -642,9 +642,9 @@ def test_all_of_it_is_removed(store: Store, model: Path) -> None:
 def test_a_directory_of_somebody_else_is_neither_changed_nor_removed(store: Store, model: Path) -> None:
     os.makedirs(store.base)
     Path(store.base, "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(ModelError, match="other files in it: 'notes.txt'"):
+    with pytest.raises(ModelError, match=r"other files in it: 'notes\.txt'"):
         store.remove()
-    with pytest.raises(ModelError, match="other files in it: 'notes.txt'"):
+    with pytest.raises(ModelError, match=r"other files in it: 'notes\.txt'"):
         place(store, of_directory(str(model)), DirectorySource(str(model)))
     assert os.listdir(store.base) == ["notes.txt"]
 

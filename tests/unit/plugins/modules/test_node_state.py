@@ -223,3 +223,16 @@ def test_engine_that_does_not_answer_and_has_nothing_is_empty(call: Run, schedul
     for scheduler in schedulers:
         scheduler.engines["gpu-a1.main"].update(health="unhealthy", running=None)  # type: ignore[call-overload]
     assert call("empty", wait_timeout=0.5)["engines"][1]["requests"] == 0
+
+
+def test_a_scheduler_that_does_not_know_the_engine_has_none_of_it(call: Run, schedulers: list[FakeScheduler]) -> None:
+    """As while the members document changes: one knows the engine already, or still."""
+    del schedulers[0].engines["other.main"]
+    schedulers[1].engines["other.main"]["held"] = 2
+    assert "to know a host or engine named other.main" in call("drained", name="other.main")["msg"]
+    found = call("drained", name="other.main", must_exist=False, wait=True)
+    assert found["changed"]
+    assert [each["name"] for each in found["engines"]] == ["other.main"]
+    assert (schedulers[0].posts, schedulers[1].posts) == ([], ["/v1/engines/other.main/drain"])
+    nowhere = call("drained", name="nobody", must_exist=False, wait=True)
+    assert (nowhere["changed"], nowhere["engines"]) == (False, [])
