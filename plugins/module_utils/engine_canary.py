@@ -152,19 +152,24 @@ class Canary:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], limits: Limits) -> tuple[list[str], dict[str, Any]]:
-    """What is worse than the limits allow, in words with figures; and all figures. Both take what ``measure`` gave."""
+    """What is worse than the limits allow, in words with figures; and all figures. Both take what ``measure`` gave.
+
+    An engine that answered nothing before is no measure for the errors after, and one that answers nothing after is worse
+    whatever it was.
+    """
     rate_before, rate_after = (len(each["errors"]) / max(each["requests"], 1) for each in (before, after))
+    answered_before, answered_after = (len(each["errors"]) < each["requests"] for each in (before, after))
+    rate_allowed = (rate_before if answered_before else 0.0) + limits.error_rate
     own, between = _agreements(before["answers"], after["answers"])
     figures: dict[str, Any] = {
         "error_rate": [round(rate_before, 4), round(rate_after, 4)],
         "agreement": [own, between],
     }
     worse = []
-    if rate_after > rate_before + limits.error_rate:
+    if rate_after > rate_allowed or not answered_after:
         errors = ", ".join(sorted(set(after["errors"]))[:3])
         worse.append(
-            f"{rate_after:.1%} of requests failed, {rate_before:.1%} before, {limits.error_rate:.1%} more are allowed "
-            f"({errors})"
+            f"{rate_after:.1%} of requests failed, {rate_before:.1%} before, {rate_allowed:.1%} are allowed ({errors})"
         )
     for name, meaning in (
         ("first_token_seconds", "to the first token"),

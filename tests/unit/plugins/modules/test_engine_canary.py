@@ -143,8 +143,8 @@ def test_an_engine_that_is_broken(call: Run, engine: Engine, status: int, raw: b
     assert any(each in after["measured"]["errors"][0] for each in error.split("|"))
     assert after["worse"][0].startswith("100.0% of requests failed, 0.0% before")
     assert after["measured"]["first_token_seconds"] is None
-    # A broken engine is no worse than one that was broken before.
-    assert call(before=after["measured"])["worse"] == []
+    # That it was broken before makes an engine that answers nothing no better.
+    assert call(before=after["measured"])["worse"][0].startswith("100.0% of requests failed, 100.0% before, 0.0% are")
 
 
 def test_an_engine_that_hangs_has_an_end(call: Run, engine: Engine) -> None:
@@ -169,7 +169,15 @@ def test_some_more_errors_can_be_allowed() -> None:
 
     assert compare(measured(1), measured(2), Limits(error_rate=0.1))[0] == []
     assert compare(measured(1), measured(3), Limits(error_rate=0.1))[0] == [
-        "30.0% of requests failed, 10.0% before, 10.0% more are allowed (status 503)"
+        "30.0% of requests failed, 10.0% before, 20.0% are allowed (status 503)"
+    ]
+    # All failed before: that says nothing of how many may fail.
+    assert compare(measured(10), measured(1), Limits(error_rate=0.1))[0] == []
+    assert compare(measured(10), measured(9), Limits(error_rate=0.1))[0] == [
+        "90.0% of requests failed, 100.0% before, 10.0% are allowed (status 503)"
+    ]
+    assert compare(measured(10), measured(10), Limits(error_rate=1.0))[0] == [
+        "100.0% of requests failed, 100.0% before, 100.0% are allowed (status 503)"
     ]
 
 
