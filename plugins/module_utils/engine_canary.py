@@ -154,8 +154,8 @@ class Canary:
 def compare(before: dict[str, Any], after: dict[str, Any], limits: Limits) -> tuple[list[str], dict[str, Any]]:
     """What is worse than the limits allow, in words with figures; and all figures. Both take what ``measure`` gave.
 
-    An engine that answered nothing before is no measure for the errors after, and one that answers nothing after is worse
-    whatever it was.
+    An engine that answered nothing before is no measure for the errors after, and one that answers nothing after is
+    worse whatever it was.
     """
     rate_before, rate_after = (len(each["errors"]) / max(each["requests"], 1) for each in (before, after))
     answered_before, answered_after = (len(each["errors"]) < each["requests"] for each in (before, after))
