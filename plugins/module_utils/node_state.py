@@ -22,6 +22,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import Any
 
 LARGEST_ANSWER = 64 * 1024 * 1024
@@ -36,7 +37,12 @@ class NodeStateError(Exception):
 
 
 class SchedulerRefusalError(Exception):
-    """A scheduler answered, but not with what was asked for; the text says why."""
+    """A scheduler answered, but not with what was asked for; the text says why. ``status`` is HTTP's, 0 if
+    that was well."""
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Scheduler:
@@ -82,6 +88,22 @@ class Scheduler:
         except (OSError, ValueError, SchedulerRefusalError) as error:
             raise self._failed(error) from error
 
+    def forget(self, name: str) -> bool:
+        """End the drain of an engine that this scheduler does not list (any more); whether it had been drained.
+
+        Raises:
+            NodeStateError: it does not answer, or refuses.
+        """
+        try:
+            self._ask("POST", f"/v1/engines/{urllib.parse.quote(name, safe='')}/undrain")
+        except SchedulerRefusalError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise self._failed(error) from error
+        except (OSError, ValueError) as error:
+            raise self._failed(error) from error
+        return True
+
     def _ask(self, method: str, path: str) -> Any:
         request = urllib.request.Request(self.url + path, method=method)
         if method == "POST":
@@ -91,7 +113,7 @@ class Scheduler:
             with self._opener.open(request, timeout=self._timeout) as response:
                 return json.loads(response.read(LARGEST_ANSWER))
         except urllib.error.HTTPError as error:
-            raise SchedulerRefusalError(_reason(error)) from error
+            raise SchedulerRefusalError(_reason(error), error.code) from error
 
     def _failed(self, error: Exception) -> NodeStateError:
         reason = getattr(error, "reason", None) or error
@@ -177,6 +199,9 @@ class NodeState:
                     changed = True
                     if write:
                         scheduler.drain(engine["name"], drained)
+            # A scheduler keeps that an engine is drained after it left the members, and for when it comes back.
+            if not engines and not drained and write:
+                changed |= scheduler.forget(self._name)
         after = self.read() if changed and write else before
         if not write:
             after = [replace(each, drained=drained) for each in before]

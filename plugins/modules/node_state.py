@@ -42,7 +42,8 @@ options:
   must_exist:
     description:
       - Whether it is a failure that a scheduler does not know the name, as of an engine that is not in the members
-        document yet, or no longer. With V(false) nothing is sent there by that scheduler, and nothing is changed at it.
+        document yet, or no longer. With V(false) such a scheduler sends nothing there, and has nothing to drain; with
+        O(state=active) it forgets that an engine of this name was drained.
     type: bool
     default: true
   wait:

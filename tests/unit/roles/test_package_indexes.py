@@ -29,13 +29,21 @@ def settings(role: str, **variables: Any) -> dict[str, str]:
     (written,) = (each for each in tasks if each.get("ansible.builtin.copy", {}).get("dest", "").endswith("/pip.conf"))
     assert written["ansible.builtin.copy"]["mode"] == "0600"
     (pip,) = (each for each in tasks if "ansible.builtin.pip" in each)
-    assert pip["environment"] == {"PIP_CONFIG_FILE": written["ansible.builtin.copy"]["dest"]}
     known = {f"{role}_python_{name}": "" for name in ("index_url", "find_links")} | {f"{role}_python_offline": False}
     known |= {f"{role}_python_{name}": value for name, value in variables.items()}
+    place = written["ansible.builtin.copy"]["dest"]
+    roles_own = yaml.safe_load((ROLES / role / "vars" / "main.yml").read_text(encoding="utf-8"))
+    assert pip["environment"] == f"{{{{ {role}_pip_environment }}}}"
+    known[f"{role}_directory"] = "/opt/it"
+    environment = Templar(loader=DataLoader(), variables=known).template(
+        trust_as_template(roles_own[f"{role}_pip_environment"])
+    )
+    told = {"PIP_CONFIG_FILE": place.replace(f"{{{{ {role}_directory }}}}", "/opt/it"), "PIP_INDEX_URL": ""}
+    assert environment == (told if variables else {})
     template = trust_as_template(written["ansible.builtin.copy"]["content"])
     read = configparser.RawConfigParser()  # as pip reads it
     read.read_string(Templar(loader=DataLoader(), variables=known).template(template))
-    return dict(read["global"])
+    return dict(read["install"])
 
 
 @pytest.mark.parametrize("role", FILES)

@@ -25,6 +25,7 @@ class FakeScheduler:
         self.engines: dict[str, dict[str, Any]] = {
             name: {"drained": False, "held": 0, "running": 0} for name in ("gpu-a1.main", "gpu-a1.b", "other.main")
         }
+        self.gone: set[str] = set()  # drained, and no members any more
         self.posts: list[str] = []
         self.page: bytes | None = None
         self.haproxy_error = ""
@@ -43,6 +44,11 @@ class FakeScheduler:
                     self.answer(401, {"error": "a token is needed"})
                     return
                 _empty, _version, _engines, name, action = self.path.split("/")
+                if name not in scheduler.engines:
+                    known = name in scheduler.gone
+                    scheduler.gone.discard(name)
+                    self.answer(200 if known else 404, {} if known else {"error": "no engine is named so"})
+                    return
                 scheduler.engines[name]["drained"] = action == "drain"
                 self.answer(200, {})
 
@@ -236,3 +242,14 @@ def test_a_scheduler_that_does_not_know_the_engine_has_none_of_it(call: Run, sch
     assert (schedulers[0].posts, schedulers[1].posts) == ([], ["/v1/engines/other.main/drain"])
     nowhere = call("drained", name="nobody", must_exist=False, wait=True)
     assert (nowhere["changed"], nowhere["engines"]) == (False, [])
+
+
+def test_a_scheduler_forgets_the_drain_of_an_engine_that_left(call: Run, schedulers: list[FakeScheduler]) -> None:
+    """Else it would be drained when it comes back under its name, and by nobody's wish."""
+    name = "gpu-c1.main"
+    schedulers[1].gone.add(name)
+    assert not call("active", name=name, must_exist=False, _ansible_check_mode=True)["changed"]
+    assert call("active", name=name, must_exist=False)["changed"]
+    assert schedulers[1].gone == set()
+    assert not call("active", name=name, must_exist=False)["changed"]
+    assert "HTTP status 401" in call("active", name=name, must_exist=False, token="another")["msg"]

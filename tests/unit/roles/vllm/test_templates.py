@@ -116,6 +116,7 @@ def test_no_value_of_a_variable_is_taken_out_of_an_option() -> None:
         ({"environment": {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false", "B_SECRET": ""}}, ["HF_TOKEN"]),
         ({"environment": {"HF_TOKEN": "hf_x"}, "accepted": ["HF_TOKEN"]}, []),
         ({"options": {"ssl-token": "x"}, "accepted": ["ssl-token"]}, []),
+        ({"options": {"ssl_token": "x"}, "accepted": ["ssl_token"]}, []),
     ],
 )
 def test_a_secret_is_refused_where_every_user_could_read_it(item: dict[str, Any], secret: list[str]) -> None:
