@@ -51,6 +51,17 @@ vllm_drain_timeout: 10
 vllm_service: "{{ inventory_hostname }}.service"
 vllm_service_path: "{{ root }}/{{ inventory_hostname }}/service"
 vllm_link_path: "{{ root }}/{{ inventory_hostname }}/{{ vllm_item.name }}"
+vllm_upgrade_notes_path: "{{ upgrade_directory }}"
+vllm_listen_address: "{{ ringmaster_address }}"
+vllm_release: "{{ wanted.release }}"
+vllm_releases: ["1", "2"]
+vllm_program: []
+vllm_words: ["{{ wanted | to_json }}"]
+vllm_whole_environment: {}
+"""
+LOADED = """
+- ansible.builtin.set_fact:
+    vllm_serves: [qwen2-7b, "{{ ringmaster_address }}", "8100"]
 """
 MEASURE = """
 - ansible.builtin.command: find {{ root }}/{{ inventory_hostname }} -mindepth 2 -maxdepth 2 -type l -printf "%P=%l\\n"
@@ -89,6 +100,7 @@ SYSTEMCTL = """#!/bin/sh
 case "$1 $2" in
   restart*) cp {root}/${{2%.service}}/service.d/engine.conf {root}/${{2%.service}}/running ;;
   is-enabled*) echo enabled ;;
+  show*) case "$*" in *NeedDaemonReload*) test -e {root}/newer && echo yes || echo no; exit ;; esac ;;
 esac
 echo LoadState=loaded; echo ActiveState=active; echo UnitFileState=enabled
 """
@@ -209,7 +221,10 @@ def world(controller: Any) -> Iterator[World]:
         ),
     )
     controller.role("vllm", APPLY, vars=VARIABLES)
-    for name, text in (("measure", MEASURE), ("verify_engine", VERIFY), ("install_only", "[]")):
+    for name, text in (
+        *(("measure", MEASURE), ("verify_engine", VERIFY)),
+        *(("loaded", LOADED), ("install_only", "[]")),
+    ):
         controller.write(f"ansible_collections/ringmaster/inference/roles/vllm/tasks/{name}.yml", text)
     controller.environment["PATH"] = f"{made.root}/bin:{os.environ['PATH']}"
     yield made
@@ -277,6 +292,60 @@ def test_a_run_that_was_killed_goes_on(controller: Any, world: World) -> None:
     assert world.running("gpu1") == {"release": "1", "text": "yes"}
     assert [engine["drained"] for engine in world.engines.values()] == [False, False]
     assert world.left() == []
+
+
+def test_what_a_killed_run_noted_is_not_believed_by_another_upgrade(controller: Any, world: World) -> None:
+    run = upgrade(controller, world, "-e", "killed=true", release="2", text="no")
+    assert run.returncode == -9, run.stdout
+    arguments = ("--limit", "gpu1,gw1")
+    run = upgrade(controller, world, *arguments, release="2", text="maybe")
+    assert run.returncode == 2
+    assert "upgrade_forget=true" in run.stdout
+    assert world.running("gpu1")["text"] == "no"
+    # What runs is the state before now, so that the same answers are as good. Whose drain it was is not forgotten.
+    run = upgrade(controller, world, *arguments, "-e", "upgrade_forget=true", release="2", text="no", seconds=0)
+    assert run.returncode == 0, run.stdout
+    assert not world.engines["gpu1.main"]["drained"]
+    assert world.left() == []
+
+
+def test_the_former_version_gives_a_killed_upgrade_up(controller: Any, world: World) -> None:
+    run = upgrade(controller, world, "-e", "killed=true", release="2", text="no")
+    assert run.returncode == -9, run.stdout
+    run = upgrade(controller, world, "--limit", "gpu1,gw1", release="1")
+    assert run.returncode == 0, run.stdout
+    assert world.running("gpu1") == {"release": "1", "text": "yes"}
+    assert not world.engines["gpu1.main"]["drained"]
+
+
+@pytest.mark.parametrize("engine", [{"port": 8101}, {"model": "other"}])
+def test_another_model_or_port_is_refused_before_any_engine_is_touched(
+    controller: Any, world: World, engine: dict[str, Any]
+) -> None:
+    engines = [{"name": "main", "model": "qwen2-7b", "port": 8100} | engine]
+    models = {name: {"max_model_len": 4096} for name in ("qwen2-7b", "other")}
+    variables = json.dumps({"vllm_engines": engines, "ringmaster_models": models})
+    run = upgrade(controller, world, "-e", variables, release="2")
+    assert run.returncode == 2
+    assert "gives no engine another model, address or port" in " ".join(run.stdout.split())
+    assert world.posts == []
+
+
+def test_an_engine_that_never_ran_its_files_is_left_alone(controller: Any, world: World) -> None:
+    (world.root / "newer").touch()
+    run = upgrade(controller, world, release="2")
+    assert run.returncode == 2
+    assert "as a run of site.yml leaves them that was cut" in " ".join(run.stdout.split())
+    assert world.posts == []
+
+
+def test_an_engine_that_a_cut_run_of_the_site_drained_serves_again(controller: Any, world: World) -> None:
+    world.engines["gpu1.main"]["drained"] = True
+    (world.root / "gpu1" / "main" / "drained").touch()
+    run = upgrade(controller, world, "--limit", "gpu1,gw1", release="2")
+    assert run.returncode == 0, run.stdout
+    assert not world.engines["gpu1.main"]["drained"]
+    assert not (world.root / "gpu1" / "main" / "drained").exists()
 
 
 def test_an_engine_that_somebody_drained_stays_so(controller: Any, world: World) -> None:
